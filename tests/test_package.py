@@ -1,5 +1,6 @@
 """The package as a whole: what importing costs, what README and docs say, and that examples run."""
 
+import ast
 import importlib.util
 import inspect
 import os
@@ -231,3 +232,17 @@ def test_nothing_in_the_project_names_where_it_was_made():
 
 def test_the_script_is_installed():
     assert shutil.which("anyk", path=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
+
+
+def test_only_the_log_speaks_sql():
+    statement = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|CREATE) ")
+    found = []
+    for module in modules():
+        if module.__name__.startswith("anyk.runs.log"):
+            continue
+        tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+        texts = (
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+        found += [f"{module.__name__}: {text}" for text in texts if statement.match(text)]
+    assert not found

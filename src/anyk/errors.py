@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -142,3 +143,11 @@ def describe_error(error: BaseException, message: str | None = None) -> str:
             place = f" ({path.name}, line {step.tb_lineno})"
         step = step.tb_next
     return text + place
+
+
+def outside() -> int:
+    """Return the ``stacklevel`` of the innermost caller outside the package, as seen from this function's caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("anyk."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -28,15 +28,18 @@ from anyk.errors import BadInput
 from anyk.optimizers import Optimizer, split_rate
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.plain import ByName
-from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
-from anyk.problems.linear.regression import LinearProblem
-from anyk.problems.linear.scaling import Scaling, array_of, checked_l2, row_weights
-from anyk.problems.predicting import likeliest_class
-from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
-from anyk.runs.defaults import check_has_default
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate
-from anyk.runs.run import Run
-from anyk.runs.training import train
+from anyk.problems import (
+    LeastSquares,
+    LinearProblem,
+    LogisticRegression,
+    Scaling,
+    SoftmaxRegression,
+    array_of,
+    checked_l2,
+    likeliest_class,
+    row_weights,
+)
+from anyk.runs.api import USUAL, Callback, Evaluate, Run, StepInfo, StopRun, check_callbacks, check_has_default, train
 
 _CALM = 3  # consecutive steps that must change little, as momentum stands still for a moment where it turns
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -192,3 +193,83 @@ def test_a_data_set_of_ones_own_generator_still_trains_uncoded() -> None:
         problem, "uncoded", anyk.clusters.Processes(2), optimizer=anyk.optimizers.GD(lr=0.1), steps=2, evaluate=None
     )
     assert run.steps == 2
+
+
+def by_environment(outputs: Any, targets: Any) -> Any:
+    return float(os.environ.get("ANYK_TEST_BETA", "1")) * (outputs - targets).pow(2).mean()
+
+
+def by_getenv(outputs: Any, targets: Any) -> Any:
+    from os import getenv
+
+    return float(getenv(NAME, "1")) * (outputs - targets).pow(2).mean()
+
+
+class FromEnvironment:
+    key = "ANYK_TEST_BETA"
+
+    @property
+    def beta(self) -> float:
+        return float(environment[self.key]) if self.key in environment else 1.0
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        return self.beta * (outputs - targets).pow(2).mean()
+
+
+NAME, environment = "ANYK_TEST_BETA", os.environ
+BY_ENVIRONMENT = [by_environment, by_getenv, FromEnvironment(), partial(by_environment)]
+
+
+@pytest.mark.parametrize("loss", BY_ENVIRONMENT)
+def test_variables_of_the_environment_are_found(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = names(loss)
+    assert before["environment variable 'ANYK_TEST_BETA'"] == "not set"
+    assert "PATH" not in str(before)
+    monkeypatch.setenv("ANYK_TEST_BETA", "0.5")
+    assert list(differences(before, names(loss))) == [("environment variable 'ANYK_TEST_BETA'", "not set", "'0.5'")]
+    monkeypatch.setenv("ANYK_TEST_BETA", "long enough for a secret")
+    assert "secret" not in str(names(loss))
+
+
+def test_code_that_reads_no_environment_has_none_of_it() -> None:
+    def loss(outputs: Any, targets: Any) -> Any:
+        return len("PATH")
+
+    assert "environment" not in str(names(loss))
+
+
+@pytest.mark.parametrize("loss", BY_ENVIRONMENT)
+def test_a_worker_in_another_environment_is_refused_by_name(loss: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = anyk.problems.TorchProblem(nn.Linear(3, 1), loss, (torch.randn(8, 3), torch.randn(8, 1)))
+    partitions = problem.split(2)
+    partitions.compare_workers(replicas=False)
+    monkeypatch.setenv("ANYK_TEST_BETA", "0.5")  # as on another machine
+    with pytest.raises(anyk.BadInput, match="environment variable 'ANYK_TEST_BETA' is '0.5' on the worker and not set"):
+        partitions.load([0])
+
+
+@pytest.mark.slow
+def test_processes_have_the_environment_of_the_run_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.randn(8, 3), torch.randn(8, 1)
+    problem = anyk.problems.TorchProblem(nn.Linear(3, 1), by_environment, data)
+    monkeypatch.setenv("ANYK_TEST_BETA", "0.5")
+    options: Any = {"optimizer": anyk.optimizers.GD(lr=0.1), "steps": 2}
+    models = [
+        anyk.train(problem, "uncoded", cluster, **options).model
+        for cluster in (anyk.clusters.Simulated(2), anyk.clusters.Processes(2))
+    ]
+    assert np.array_equal(*models)
+
+
+def test_hooks_of_a_module_and_what_they_read_are_variables() -> None:
+    scale = [1.0]
+    module = nn.Sequential(nn.Linear(2, 2))
+    before = variables_of({"the module": module})
+    handle = module[0].register_forward_hook(lambda part, inputs, outputs: outputs * scale[0])
+    first = variables_of({"the module": module})
+    scale[0] = 2.0
+    second = variables_of({"the module": module})
+    assert list(differences(before, first)) == [("the number of forward hooks of the module.0", "0", "1")]
+    assert list(differences(first, second)) == [("variable 'scale'[0]", "1.0", "2.0")]
+    handle.remove()
+    assert variables_of({"the module": module}) == before

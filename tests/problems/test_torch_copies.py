@@ -242,6 +242,58 @@ def test_parameters_unused_in_some_steps_rest_there(name, first):
     assert np.allclose(run.model, trained, atol=1e-5)
 
 
+OWN_OPTIMIZERS = [
+    anyk.optimizers.AdamW(lr=0.1, weight_decay=0.5),
+    anyk.optimizers.Nesterov(lr=0.1),
+    anyk.optimizers.Clip(of=anyk.optimizers.AdamW(lr=0.1)),
+]
+
+
+@pytest.mark.parametrize("strategy", ["uncoded", "cyclic:stragglers=1", "async", "pasgd:tau=2", "diloco"])
+@pytest.mark.parametrize("optimizer", OWN_OPTIMIZERS)
+def test_our_own_optimisers_leave_unused_parameters_alone(optimizer, strategy):
+    module = TwoHeads(limit=100.0)
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    run = anyk.train(problem, strategy, Simulated(4), optimizer=optimizer, steps=4)
+    trained = problem.module_at(run.model)
+    assert torch.equal(trained.other.weight, module.other.weight)
+    assert not torch.equal(trained.used.weight, module.used.weight)
+
+
+OWN_AND_TORCHS = [
+    (anyk.optimizers.Momentum(lr=0.1), torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    (anyk.optimizers.Nesterov(lr=0.1), torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+]
+
+
+@pytest.mark.parametrize(("own", "torchs", "options"), OWN_AND_TORCHS)
+def test_momentum_rests_in_steps_without_a_gradient_as_in_torch(own, torchs, options):
+    module, used = Sometimes(), [True, False, False, True, False]
+    plain = copy.deepcopy(module)
+    steps_with = torchs(plain.parameters(), **options)
+    for both in used:
+        steps_with.zero_grad()
+        CROSS_ENTROPY(plain(X, both), Y).backward()
+        steps_with.step()
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y), values={"both": lambda step: float(used[min(step, 4)])})
+    run = anyk.train(problem, "uncoded", Simulated(4), optimizer=own, steps=5)
+    trained = np.concatenate([p.detach().numpy().ravel() for p in plain.parameters()])
+    assert np.allclose(run.model, trained, atol=1e-5)
+
+
+def test_a_step_in_parts_rests_like_a_whole_step():
+    problem = TorchProblem(TwoHeads(limit=100.0), CROSS_ENTROPY, (X, Y))
+    own, w = anyk.optimizers.AdamW(lr=0.1, weight_decay=0.5).fitted(problem), problem.initial()
+    gradient = problem.split(1).partial_gradient(0, w)
+    whole, in_parts = own.start(w), own.start(w)
+    expected, out = own.step(w, gradient.copy(), whole, 0), np.empty_like(w)
+    with own.stepping(w, in_parts, 0, 1.0, out) as step:
+        for first in range(0, w.size, 5):
+            step(slice(first, min(first + 5, w.size)), gradient[first : first + 5].copy())
+    assert np.array_equal(out, expected) and not np.array_equal(out, w)
+    assert all(np.array_equal(whole[name], in_parts[name]) for name in whole)
+
+
 def test_a_gradient_of_zeros_is_a_gradient():
     module = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Linear(4, 3, bias=False))
     module[1].weight.data.zero_()  # as in LoRA: the first layer's gradient is 0 in the first step

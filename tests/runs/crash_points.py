@@ -36,6 +36,7 @@ from anyk.runs.folder import checkpoints
 from anyk.runs.launch import Launch
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import KINDS
+from anyk.runs.saving import Saving
 from anyk.testing import Squares
 
 STEPS = 10
@@ -140,8 +141,9 @@ class Points:
             self.around(RunLog, name, f"log.{name}")
         for name in ("_obey", "settle", "begin", "restore", "open"):
             self.around(Driver, name, f"driver.{name}")
-        for name in ("_recover", "_write_models", "_save"):
-            self.around(Launch, name, f"launch.{name}")
+        self.around(Launch, "_recover", "launch._recover")
+        for name in ("write_models", "_save"):
+            self.around(Saving, name, f"saving.{name}")
         self.around(checkpoints.CheckpointWriter, "start", "copies for a checkpoint")
         self.around(checkpoints, "save", "writing a checkpoint")
         self.around(checkpoints, "synchronise", "synchronising a checkpoint")

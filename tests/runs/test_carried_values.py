@@ -181,11 +181,21 @@ def test_a_value_that_the_problem_lacks_is_refused(name: str) -> None:
             step.values[name] = 1.0
 
 
-def test_evaluation_elsewhere_does_not_follow_values() -> None:
+@pytest.mark.parametrize("where", ["aside", "workers"])
+def test_schedules_are_refused_by_evaluations_elsewhere(where: str) -> None:
     problem = anyk.problems.TorchProblem(nn.Linear(5, 1), loss, (X, y), values={"beta": lambda step: 0.1 * step})
-    settings = {"optimizer": anyk.optimizers.GD(lr=0.05), "steps": 3}
+    optimizer = anyk.optimizers.GD(lr=0.05)
+    with pytest.raises(BadInput, match="the problem's values 'beta' change during the run, and evaluation .* initial"):
+        anyk.train(
+            problem, "uncoded", anyk.clusters.Simulated(2), optimizer=optimizer, steps=3, evaluate=f"where={where}"
+        )
+
+
+def test_evaluation_elsewhere_does_not_follow_a_loop() -> None:
+    problem = anyk.problems.TorchProblem(nn.Linear(5, 1), loss, (X, y), values={"beta": 0.5})
     with pytest.raises(RunFailed, match="evaluate where='driver'"):
-        anyk.train(problem, "uncoded", anyk.clusters.Simulated(2), evaluate=anyk.Evaluate(where="workers"), **settings)
+        for step in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=3, evaluate="where=workers"):
+            step.values["beta"] = 0.1
 
 
 def test_a_module_with_other_buffers_is_refused() -> None:
@@ -230,3 +240,37 @@ def test_values_are_set_on_the_step_of_an_optimiser() -> None:
         for number in range(4):
             optimizer.step().values["beta"] = 0.1 * (number + 1)
     assert_same(module, plain)
+
+
+def _with_target(outputs: Any, targets: Any, target: Any) -> Any:
+    return nn.functional.mse_loss(outputs, targets) + (torch.as_tensor(target) * outputs.mean()).sum()
+
+
+@pytest.mark.parametrize("form", [torch.ones, lambda count: np.ones(count, np.float32)])
+@pytest.mark.parametrize(
+    "cluster", [anyk.clusters.Simulated, pytest.param(anyk.clusters.Processes, marks=pytest.mark.slow)]
+)
+def test_arrays_of_values_may_be_changed_in_place(form: Callable[[int], Any], cluster: Callable[[int], Any]) -> None:
+    data = torch.ones(8, 3), torch.zeros(8, 1)
+
+    def trained(change: Callable[[Any, Any], None]) -> Any:
+        torch.manual_seed(0)
+        target = form(1)
+        problem = anyk.problems.TorchProblem(nn.Linear(3, 1), _with_target, data, values={"target": target})
+        for step in anyk.rounds(problem, "uncoded", cluster(2), steps=4):
+            step.model -= 0.1 * step.gradient
+            change(step, target)
+        return step.model
+
+    def anew(step: Any, target: Any) -> None:
+        step.values["target"] = form(1) * (step.number + 2)
+
+    def given(step: Any, target: Any) -> None:
+        target += 1.0
+        step.values["target"] = target
+
+    def current(step: Any, target: Any) -> None:
+        step.values["target"] += 1.0
+
+    assert np.array_equal(trained(anew), trained(given))
+    assert np.array_equal(trained(anew), trained(current))

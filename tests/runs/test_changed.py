@@ -193,7 +193,7 @@ def test_files_of_a_plug_ins_law_of_communication_are_found_from_any_folder(tmp_
     problem = anyk.problems.from_data("synthetic:rows=60,features=3")
     asked = {"written:s.txt": found, "link:latency=(written:s.txt),bandwidth=1e9": f"link:latency=({found}),bandwidth="}
     for place, (spec, expected) in enumerate(asked.items()):
-        lines = spec if place else anyk.delays.communication(spec)
+        lines = spec if place else anyk.delays.links(spec)
         how = {
             "workers": 3,
             "communication": lines,

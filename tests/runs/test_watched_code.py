@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -200,7 +201,7 @@ def test_a_module_changed_after_its_problem_was_made_is_refused() -> None:
     cases: list[tuple[Callable[[Any], Any], str]] = [
         (lambda module: setattr(module, "scale", 3.0), "attribute 'scale' of the module was 1.0 when the problem"),
         (lambda module: module.norm.eval(), "mode of the module.norm was training mode when the problem"),
-        (relu, "the module has changed since then"),
+        (relu, r"the module has other parameters .* \(linear.0.bias, linear.0.weight, linear.bias\)"),
     ]
     for change, words in cases:
         module = Scaled()
@@ -210,7 +211,7 @@ def test_a_module_changed_after_its_problem_was_made_is_refused() -> None:
             with pytest.raises(BadInput, match=words):
                 loop(problem, lambda i: None, into=module)
         with pytest.raises(BadInput, match=words):
-            problem.watch_code()
+            problem.check_unchanged(begins=True)
 
 
 def test_parameters_buffers_and_validation_are_no_change() -> None:
@@ -309,3 +310,119 @@ def test_weights_of_a_sampler_changed_in_a_loop_are_refused() -> None:
 def test_variables_without_effect_stay_without_effect() -> None:
     own = Loss()
     assert loop(problem_of(own), lambda i: setattr(own, "last", float(i)), steps=30) == 29
+
+
+HOOKS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("forward ", lambda part: part.register_forward_hook(lambda _, inputs, outputs: 2 * outputs)),
+    ("forward pre-", lambda part: part.register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],))),
+    ("backward ", lambda part: part.register_full_backward_hook(lambda _, inputs, outputs: (2 * inputs[0],))),
+    ("backward pre-", lambda part: part.register_full_backward_pre_hook(lambda _, outputs: (2 * outputs[0],))),
+]
+
+
+@pytest.mark.parametrize(("kind", "add"), HOOKS)
+def test_hooks_added_or_removed_in_a_loop_are_refused(kind: str, add: Callable[[Any], Any]) -> None:
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    with pytest.raises(BadInput, match=f"the number of {kind}hooks of the module.2 was 0 when the run began and is 1"):
+        loop(problem_of(nn.MSELoss(), module=module), lambda i: add(module[2]) and None, into=module)
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    handle = add(module[2])
+    with pytest.raises(BadInput, match=f"the number of {kind}hooks of the module.2 was 1 when the run began and is 0"):
+        loop(problem_of(nn.MSELoss(), module=module), lambda i: handle.remove(), into=module)
+
+
+def test_hooks_that_only_look_are_no_change() -> None:
+    module, seen = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1)), []
+    module[0].register_forward_hook(lambda _, inputs, outputs: seen.append(outputs.detach()))
+
+    def look(_: int) -> None:
+        module[1].register_forward_hook(lambda _, inputs, outputs: seen.append(outputs.detach()))
+        module(X)
+
+    assert loop(problem_of(nn.MSELoss(), module=module), look, into=module) == 9
+
+
+def test_an_environment_changed_in_a_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(outputs, targets) * float(os.environ.get("ANYK_TEST_BETA", "1"))
+
+    monkeypatch.delenv("ANYK_TEST_BETA", raising=False)
+    with pytest.raises(BadInput, match="environment variable 'ANYK_TEST_BETA' was not set when the run began"):
+        loop(problem_of(loss), lambda i: monkeypatch.setenv("ANYK_TEST_BETA", "0.5"))
+
+
+class Recorded(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        self.y, self.weights, self.history, self.records = y.clone(), torch.ones(40), np.zeros(40), [0.0] * 40
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        return X[i], self.target(i)
+
+    def target(self, i: int) -> torch.Tensor:
+        return self.y[i] * self.scaled[i]
+
+    @property
+    def scaled(self) -> torch.Tensor:
+        return self.weights
+
+    def record(self, i: int, loss: float) -> None:
+        self.history[i] = self.records[i] = loss
+
+
+class Indirect(Recorded):
+    def __getitem__(self, i: int) -> Any:
+        return X[i], self.y[i] * (1.0 + getattr(self, "history")[i])  # noqa: B009
+
+
+def with_history(data: Any, i: int) -> Any:
+    return X[i], data.y[i] + data.history[i]
+
+
+class Called(Recorded):
+    def __getitem__(self, i: int) -> Any:
+        return with_history(self, i)
+
+
+def test_records_in_a_data_set_that_items_do_not_read_are_no_change() -> None:
+    for wrap in (lambda data: data, lambda data: torch.utils.data.Subset(data, range(40))):
+        data = Recorded()
+        assert loop(problem_of(nn.MSELoss(), wrap(data)), lambda i, data=data: data.record(37, 1.0 + i)) == 9  # type: ignore[misc]
+        with pytest.raises(BadInput, match="attribute 'y' of .*the data set was an array"):
+            loop(problem_of(nn.MSELoss(), wrap(data)), lambda i, data=data: data.y[37:].mul_(2.0) is None)  # type: ignore[misc]
+        with pytest.raises(BadInput, match="attribute 'weights' of .*the data set was an array"):
+            loop(problem_of(nn.MSELoss(), wrap(data)), lambda i, data=data: data.weights[37:].mul_(2.0) is None)  # type: ignore[misc]
+
+
+def test_records_that_items_may_read_are_refused_with_a_remedy() -> None:
+    for data in (Indirect(), Called()):
+        with pytest.raises(BadInput, match=r"attribute 'history' of the data set.*must be kept outside of the data"):
+            loop(problem_of(nn.MSELoss(), data), lambda i, data=data: data.record(37, 1.0 + i))  # type: ignore[misc]
+    data = Recorded()
+    problem = anyk.problems.TorchProblem(
+        nn.Linear(5, 1), nn.MSELoss(), data, transform=lambda item: (item[0], item[1] + data.history[0])
+    )
+    with pytest.raises(BadInput, match="attribute 'history' of the data set"):
+        loop(problem, lambda i: data.record(37, 1.0 + i))
+
+
+def test_an_array_of_the_data_that_the_loss_does_not_read_may_change() -> None:
+    def loss(module: Any, batch: Any) -> Any:
+        return nn.functional.mse_loss(module(batch["x"]), batch["y"])
+
+    def weighted(module: Any, batch: Any) -> Any:
+        return (batch["last"] * (module(batch["x"]) - batch["y"])[:, 0] ** 2).mean()
+
+    for own, words in ((loss, ""), (weighted, r"the data\[2\] was an array .*kept outside of the data")):
+        data = {"x": X.clone(), "y": y.clone(), "last": torch.ones(40)}
+
+        def record(i: int, data: Any = data) -> None:
+            data["last"][37:] = torch.rand(3)
+
+        if not words:
+            assert loop(problem_of(own, data), record, steps=40) == 39
+        else:
+            with pytest.raises(BadInput, match=words):
+                loop(problem_of(own, data), record)

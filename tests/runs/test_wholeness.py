@@ -11,7 +11,7 @@ import pytest
 
 import anyk
 from anyk.clusters import Simulated
-from anyk.runs import launch, training
+from anyk.runs import evaluating, launch, training
 from anyk.runs.callbacks import Watching
 from anyk.runs.folder import checkpoints
 from anyk.runs.log.runlog import RunLog
@@ -112,11 +112,11 @@ def test_an_older_checkpoint_that_was_put_in_place_of_the_newest_is_not_taken_aw
         run.model  # noqa: B018
     told = []
 
-    def killed(_):
+    def killed(_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(launch.Launch, "_store_first_versions", killed)
+        patch.setattr(evaluating.Evaluating, "store_first_versions", killed)
         anyk.resume(tmp_path / "run", problem=Squares(4), steps=12, tell=told.append)
     assert told[0].endswith("has a newer checkpoint than there is; continuing from the checkpoint before, at step 7")
     *same, _ = resumed(tmp_path / "run")

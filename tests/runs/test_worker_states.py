@@ -21,18 +21,18 @@ STEPS = 9
 DYING = """
 import os, signal, sys
 import anyk
-from anyk.runs.launch import Launch
+from anyk.runs.saving import Saving
 from anyk.testing import Squares
 
-after, count = Launch._after_event, [0]
+after, count = Saving.after_event, [0]
 
-def dying(launch, driver):
-    after(launch, driver)
+def dying(saving, driver):
+    after(saving, driver)
     count[0] += 1
     if count[0] == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-Launch._after_event = dying
+Saving.after_event = dying
 optimizer = anyk.optimizers.GD(lr=0.05)
 cluster = anyk.clusters.Processes(3, seed=1)
 anyk.train(Squares(3), sys.argv[1], cluster, optimizer=optimizer, steps=9, out=sys.argv[2], checkpoint_every=0.0)

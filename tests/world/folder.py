@@ -22,7 +22,7 @@ from anyk.clusters import Cluster, Mpi, Ray
 from anyk.clusters.processes import Processes
 from anyk.clusters.remote import losses
 from anyk.optimizers import Nesterov
-from anyk.runs import Driver, launch, training
+from anyk.runs import Driver, launch, saving, training
 from anyk.runs.evaluation import by_workers, evaluator
 from anyk.runs.folder import checkpoints, environment
 from anyk.runs.log import runlog
@@ -263,7 +263,8 @@ class FolderWorld(World):
             start(writer, state, vectors)
 
         replaced: list[tuple[Any, dict[str, Any]]] = [
-            (launch, {"clock": time, "signal": signals, "sys": system, "Driver": self._make_driver}),
+            (saving, {"clock": time}),
+            (launch, {"signal": signals, "sys": system, "Driver": self._make_driver}),
             (runlog, {"clock": time, "_EVERY": self._folder.commits}),
             (checkpoints, {"ThreadPoolExecutor": lambda *_, **__: _Executor(kernel), "save": saved}),
             (checkpoints.CheckpointWriter, {"start": started}),

@@ -16,7 +16,7 @@ from anyk import regular_files
 from anyk.clusters import store
 from anyk.clusters.processes import memory, processes, shared_store
 from anyk.clusters.remote import networked, remote
-from anyk.runs import launch
+from anyk.runs import saving
 from anyk.runs.engine import ledger, versions
 from anyk.runs.folder import checkpoints
 from anyk.runs.log import runlog
@@ -230,13 +230,13 @@ SAFEGUARDS = (
     ),
 )
 
-_LAUNCH = (launch, launch.Launch)
+_SAVING = (saving, saving.Saving)
 _ROUNDS = ("frc:load=2", "k-sync:k=3", "async")
 
 IN_FOLDERS = (
     Safeguard(
         "writing the log durably before a checkpoint",
-        (Edit(*_LAUNCH, "_save", "log.flush(lasting=True)", "log.flush()"),),
+        (Edit(*_SAVING, "_save", "log.flush(lasting=True)", "log.flush()"),),
         ("crash", "durability"),
         _ROUNDS,
         ("power loss",),
@@ -277,8 +277,8 @@ IN_FOLDERS = (
         "cutting the log back to the checkpoint",
         (
             Edit(
-                *_LAUNCH,
-                "_recover",
+                *_SAVING,
+                "recover_log",
                 'log.truncate(saved.state["seq"], saved.state["seal"])',
                 'log.seq = saved.state["seq"]',
             ),
@@ -289,14 +289,14 @@ IN_FOLDERS = (
     ),
     Safeguard(
         "numbering what is logged after a checkpoint anew",
-        (Edit(*_LAUNCH, "_save", "log.seq += 1  # entries", "0  # entries"),),
+        (Edit(*_SAVING, "_save", "log.seq += 1  # entries", "0  # entries"),),
         ("crash", "log", "folder", "replay"),
         _ROUNDS,
         ("kill driver",),
     ),
     Safeguard(
         "numbering no two checkpoints alike",
-        (Edit(*_LAUNCH, "_save", "log.seq += 1  # no two", "0  # no two"),),
+        (Edit(*_SAVING, "_save", "log.seq += 1  # no two", "0  # no two"),),
         ("crash", "durability", "folder"),
         _ROUNDS,
         ("kill driver", "interrupt"),

@@ -10,7 +10,7 @@ import pytest
 
 import anyk
 from anyk import regular_files
-from anyk.runs import launch
+from anyk.runs import saving
 from anyk.testing import Squares
 
 from .disk import Disk, Image
@@ -56,7 +56,7 @@ def test_a_loss_of_power_loses_no_run(tmp_path: Path) -> None:
 SAFEGUARDS = (
     Safeguard(
         "writing the log durably before a checkpoint",
-        (Edit(launch, launch.Launch, "_save", "log.flush(lasting=True)", "log.flush()"),),
+        (Edit(saving, saving.Saving, "_save", "log.flush(lasting=True)", "log.flush()"),),
         (),
         (),
     ),

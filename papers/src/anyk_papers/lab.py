@@ -23,7 +23,7 @@ from anyk.optimizers import GD, Optimizer
 from anyk.problems import from_data
 from anyk.problems.base import Problem
 from anyk.runs import Run, train
-from anyk.runs.folder.folders import check_plain
+from anyk.runs.api import check_plain
 from anyk_papers.item_table import Case, Row, Table, crossing
 
 Results = dict[str, Any]  # numbers by name, and under "curves" pairs of x and y by name

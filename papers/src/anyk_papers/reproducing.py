@@ -11,7 +11,8 @@ from typing import Any
 
 from anyk.checks import AtLeastOne, check
 from anyk.errors import BadInput, MissingPackage, as_bad_input, suggest
-from anyk.runs.folder.folders import check_plain
+from anyk.runs.api import check_plain
+from anyk_papers.gallery import items
 from anyk_papers.item import Item, Verdict, Word, overall
 from anyk_papers.item_table import Table
 from anyk_papers.lab import Lab, Progress
@@ -105,8 +106,6 @@ def reproduce(
     >>> reproduction.word
     'holds in part'
     """
-    from anyk_papers import items
-
     if isinstance(item, str):
         known_items = items()
         if item not in known_items:
@@ -180,8 +179,6 @@ def reproduce_all(
     ``before`` and ``after`` are called before and after each item. Returns the results, and the reasons why other items
     could not be run (such as missing data), by name.
     """
-    from anyk_papers import items
-
     folder = Path(out)
     _prepare_folder(folder, "gallery.md")
     reproductions: list[Reproduction] = []

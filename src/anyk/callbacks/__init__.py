@@ -6,7 +6,7 @@ early-stopping:patience=5``, or ``--callback file.py:function`` (:func:`callback
 """
 
 from anyk.callbacks.checkpoint import Checkpoint, EarlyStopping
-from anyk.callbacks.lookup import callback, registry
+from anyk.callbacks.lookup import callback, named_callbacks, registry
 from anyk.callbacks.mirror import Mirror
 from anyk.callbacks.trackers import Logging, MLflow, TensorBoard
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo, StopRun
@@ -26,5 +26,6 @@ __all__ = [
     "StopRun",
     "TensorBoard",
     "callback",
+    "named_callbacks",
     "registry",
 ]

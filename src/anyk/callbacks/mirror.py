@@ -14,11 +14,8 @@ from msgspec.structs import replace
 from anyk.checks import Positive, typed
 from anyk.errors import BadInput, RunFailed, as_bad_input
 from anyk.regular_files import LockedFolder, replacing
+from anyk.runs.api import COPIES, LOG_FILE, RUN_FILE, check_plain, read_config, write_sealed
 from anyk.runs.callbacks import Callback, EndInfo, RunInfo
-from anyk.runs.folder.config import NAME, read_config, write_sealed
-from anyk.runs.folder.folders import check_plain
-from anyk.runs.log.copies import COPIES
-from anyk.runs.log.following import LOG
 
 _FAILURES = (OSError, sqlite3.Error, BadInput)
 _SHARE = 0.02  # share of the time that copying may take
@@ -62,7 +59,7 @@ class Mirror(Callback):
             into.mkdir(parents=True, exist_ok=True)
             files = list(into.iterdir())
         check_plain(*files)
-        if {file.name for file in files} - {NAME, LOG, f"{NAME}.part", f"{LOG}.part"}:
+        if {file.name for file in files} - {RUN_FILE, LOG_FILE, f"{RUN_FILE}.part", f"{LOG_FILE}.part"}:
             raise BadInput(f"the copy's folder '{into}' contains other files; choose another, or an empty folder")
         with as_bad_input(f"the log cannot be copied to '{into}'", *_FAILURES):
             _copy(origin, into)
@@ -94,14 +91,14 @@ class Mirror(Callback):
 def _copy(origin: Path, into: Path) -> None:
     """Replace the last copy by one of a run's settings and of everything committed in its log."""
     with LockedFolder(COPIES) as place:
-        whole = Path(place) / LOG
+        whole = Path(place) / LOG_FILE
         with (
-            contextlib.closing(sqlite3.connect(f"{(origin / LOG).absolute().as_uri()}?mode=ro", uri=True)) as log,
+            contextlib.closing(sqlite3.connect(f"{(origin / LOG_FILE).absolute().as_uri()}?mode=ro", uri=True)) as log,
             contextlib.closing(sqlite3.connect(whole)) as copy,
         ):
             copy.execute("PRAGMA synchronous=OFF")  # of a temporary file
             log.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, without a write-ahead file beside it
-        write_sealed(into / NAME, replace(read_config(origin), mirror=True))
-        with replacing(into / LOG) as part, whole.open("rb") as copied, part.open("xb") as new:
+        write_sealed(into / RUN_FILE, replace(read_config(origin), mirror=True))
+        with replacing(into / LOG_FILE) as part, whole.open("rb") as copied, part.open("xb") as new:
             shutil.copyfileobj(copied, new, 1 << 20)

@@ -43,8 +43,7 @@ def codes() -> None:
 def survey_codes(workers: int, stragglers: int | None) -> None:
     """Compare all gradient codes that exist for a number of workers."""
     from anyk.codes import registry
-    from anyk.fleet import survey
-    from anyk.fleet.theory.code_curves import MissingCode
+    from anyk.fleet import MissingCode, survey
     from anyk.views import codes_table
 
     with _counting(f"looking at codes for {workers} workers", len(list(registry))) as tell:
@@ -135,8 +134,7 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     square), with a standard error. The most harmful stragglers are looked for in each of the first 10 draws; a residual
     with ≥ is a lower bound, found by a search.
     """
-    from anyk.fleet import compare_codes
-    from anyk.fleet.theory.code_curves import straggler_counts
+    from anyk.fleet import compare_codes, straggler_counts
     from anyk.views import curves_table, plot_codes
 
     length = len(specs) * len(straggler_counts(options.workers, options.stragglers))

@@ -51,7 +51,7 @@ def decompile(function: str, arguments: str, target: Target, grad: bool, out: st
 
     FUNCTION is module:function, or file.py:function. The source is for arguments of the types given.
     """
-    from anyk.problems.jax.decompiling import decompiling
+    from anyk.problems import decompiling
 
     with needing("jax", "jax", "decompiling a function"):
         import jax  # first: the function's own file may import it, too

@@ -73,7 +73,7 @@ def record(
     PyTorch's profiler, of Ray, of Horovod or of NCCL's flight recorder. Several are taken as measured one after
     another, or at once if each is of another worker; workers are matched by their names.
     """
-    from anyk.fleet.records import read_all
+    from anyk.fleet import read_all
 
     columns: dict[str, Any] = {"round": round, "worker": worker, "seconds": seconds}
     record = read_all(list(sources), unit=unit, max_gb=max_gb, load=load, **columns)
@@ -112,8 +112,8 @@ def explain(
     time that is waited beyond each round's median. A worker is named only if it costs more than chance explains.
     """
     from anyk.fleet import explain as explained
-    from anyk.fleet.records import read_all
-    from anyk.views.fleet_tables import draw_explanation, explained_note, explained_table
+    from anyk.fleet import read_all
+    from anyk.views import draw_explanation, explained_note, explained_table
 
     columns: dict[str, Any] = {"round": round, "worker": worker, "seconds": seconds}
     source = read_all(list(sources), unit=unit, max_gb=max_gb, **columns)
@@ -226,7 +226,7 @@ def plan(source: str, options: PlanOptions) -> None:
     anyk plan fleet.parquet --today k-sync:k=20 --data digits --target 0.9
     """
     from anyk.fleet import plan as make
-    from anyk.views.fleet_tables import draw_plan
+    from anyk.views import draw_plan
 
     result = make(
         _read_source(source),
@@ -252,7 +252,7 @@ def plan(source: str, options: PlanOptions) -> None:
 def _print_plan(result: Plan, options: PlanOptions) -> None:
     """Print the advice and the candidates of a plan."""
     from anyk.fleet import pareto
-    from anyk.views.fleet_tables import PLAN_NOTE, inexact_table, plan_lines, plan_table
+    from anyk.views import PLAN_NOTE, inexact_table, plan_lines, plan_table
 
     everything, today = options.everything, result.today
     front = pareto(result.candidates)
@@ -291,7 +291,7 @@ def check(run: str, source: str | None, quiet: bool) -> None:
     difference is split into luck, delays, load, steps, and the overhead of anyk itself.
     """
     from anyk.fleet import check as checked
-    from anyk.views.fleet_tables import checked_lines
+    from anyk.views import checked_lines
 
     result = checked(run, record=source, tell=None if quiet else _tell)
     write_json(result.report())

@@ -148,7 +148,7 @@ def cluster() -> None:
 def check_cluster(spec: str, workers: int, steps: int) -> None:
     """Start a cluster and measure it: latency, bandwidth, and a step at 0.1, 2 and 50 MB beside its floor."""
     from anyk.clusters import cluster as build
-    from anyk.runs.cluster_speed import cluster_speed
+    from anyk.runs.api import cluster_speed
     from anyk.views import speed_table
 
     speed = cluster_speed(
@@ -191,7 +191,7 @@ def show_graph(spec: str, workers: int, delays: str, communication: str, picture
     from anyk.graphs import graph
     from anyk.specs import bracketed
     from anyk.strategies import strategy
-    from anyk.views.trace_pictures import draw_graph, graph_text
+    from anyk.views import draw_graph, graph_text
 
     mixing, law, link = graph(spec, workers=workers), parse(delays), lines(communication)
     times = {

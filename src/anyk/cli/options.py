@@ -33,8 +33,7 @@ from anyk.tables import reading
 if TYPE_CHECKING:
     from anyk.optimizers import Optimizer
     from anyk.problems import Problem
-    from anyk.runs.callbacks import Callbacks
-    from anyk.runs.folder.config import SharedConfig
+    from anyk.runs.api import Callbacks, SharedConfig
 
 
 def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
@@ -114,7 +113,7 @@ def join_cluster(spec: str) -> str:
             "--cluster mpi, or start it without mpiexec"
         )
     if spec.partition(":")[0] == "mpi":
-        from anyk.clusters.mpi import join
+        from anyk.clusters import join
 
         join()
     return spec
@@ -160,7 +159,7 @@ def workers_or_range(workers: int) -> int | tuple[int, int]:
 
 def _check_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
     if text is not None:
-        from anyk.runs.evaluation.evaluate import read_evaluate
+        from anyk.runs.api import read_evaluate
 
         read_evaluate(text)  # fail before anything is loaded
     return text
@@ -233,8 +232,7 @@ def option_callbacks(callbacks: Callbacks, options: RunOptions, folder: Path) ->
     If the run is interrupted, print the command that resumes the folder, and exit.
     """
     from anyk.callbacks import Mirror
-    from anyk.views import Progress
-    from anyk.views.exports.prometheus import Metrics, address
+    from anyk.views import Metrics, Progress, address
 
     try:
         with contextlib.ExitStack() as stack:
@@ -460,7 +458,7 @@ def make_callbacks(specs: Sequence[str]) -> Callbacks:
     """Return the callbacks with these specs; loggers without handlers get one that writes to standard error."""
     import logging
 
-    from anyk.callbacks.lookup import named_callbacks
+    from anyk.callbacks import named_callbacks
 
     callbacks = named_callbacks(specs)
     for logger in (each.logger for each in callbacks if isinstance(getattr(each, "logger", None), logging.Logger)):

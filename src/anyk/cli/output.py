@@ -121,7 +121,7 @@ def check_file(file: str | None, what: str, *, folder: Path | None = None) -> st
         return file
     path = Path(file)
     if path.is_symlink() and any((path.parent / name).exists() for name in ("run.toml", "race.toml")):
-        from anyk.runs.folder.folders import check_plain
+        from anyk.runs.api import check_plain
 
         check_plain(path)
     if path.is_dir():
@@ -139,7 +139,7 @@ def check_picture(file: str | None, *, folder: Path | None = None) -> None:
     """Raise BadInput, before the work begins, if a picture cannot be drawn or written."""
     if file is None:
         return
-    from anyk.views.style import picture_formats
+    from anyk.views import picture_formats
 
     check_file(file, "picture", folder=folder)
     kinds = picture_formats()
@@ -161,7 +161,7 @@ def check_page(file: str | None, *, folder: Path) -> None:
     """Raise BadInput, before the work begins, if a report cannot be made or written."""
     if file is None or file == "none":
         return
-    from anyk.views.page import check_packages
+    from anyk.views import check_packages
 
     if Path(file).suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"a report is written as .html, got '{file}'")

@@ -25,7 +25,7 @@ from anyk.cli.options import (
 from anyk.cli.output import check_page, check_picture, check_table, say, warn, write_json
 from anyk.cli.settings_report import show_settings
 from anyk.plain import values_of
-from anyk.problems.base import rows_of
+from anyk.problems import rows_of
 
 if TYPE_CHECKING:
     from anyk.optimizers import Optimizer
@@ -83,7 +83,7 @@ def race(options: RaceOptions) -> None:
     anyk resume runs/race-1 --add SPEC     adds a strategy
     anyk resume runs/race-1 --seeds 5      trains with further seeds
     """
-    from anyk.runs.races.race import charged, racers
+    from anyk.runs.api import charged, racers
 
     strategies = options.strategies or racers(options.workers, options.models, fewest=options.fewest)
     options = replace(options, strategies=tuple(map(options.for_fleet, strategies)))
@@ -185,7 +185,7 @@ def tell_race(
 def resume_the_race(folder: Path, options: ResumeOptions) -> None:
     """Run the rest of a race, and print the results of the whole race."""
     from anyk.runs import resume_race
-    from anyk.runs.races.race_folder import read_race
+    from anyk.runs.api import read_race
 
     before = _announce(options.quiet, [])
     with resume_arguments(folder, read_race(folder), options) as arguments:

@@ -35,8 +35,8 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
     anyk report runs/train-1 runs/train-2 -o both.html
     """
     from anyk.runs import Race, Run, is_race
+    from anyk.views import PAGE, check_packages
     from anyk.views import report as write
-    from anyk.views.page import PAGE, check_packages
 
     check_packages()
     if out is None and len(runs) > 1:
@@ -121,7 +121,7 @@ def export(run: str, kind: str, out: str | None) -> None:
     anyk export runs/train-1 --to csv -o tables   tables/chunks.csv, …
     """
     from anyk.runs import Run
-    from anyk.views.exports import exporters
+    from anyk.views import exporters
 
     exporter = exporters.build(kind)
     with Run.open(run) as opened:

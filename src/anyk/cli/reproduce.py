@@ -88,7 +88,7 @@ def _minutes(item: Item) -> str:
 
 
 def _list() -> None:
-    from anyk.views.columns import Columns
+    from anyk.views import Columns
     from anyk_papers import items
 
     rows = [[item.name, item.title, _minutes(item)] for item in items().values()]
@@ -103,7 +103,7 @@ def _list() -> None:
 
 
 def _print(result: Reproduction, out: Path) -> None:
-    from anyk.views.columns import Columns
+    from anyk.views import Columns
 
     item, columns = result.item, list(result.item.columns)
     say(Columns(columns, result.table.cells(columns)))

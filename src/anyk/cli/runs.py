@@ -38,7 +38,7 @@ from anyk.plain import ByName, values_of
 if TYPE_CHECKING:
     from anyk.fleet import Auto
     from anyk.runs import Promise, Run
-    from anyk.runs.folder.config import SharedConfig
+    from anyk.runs.api import SharedConfig
 
 
 @options_class
@@ -122,7 +122,7 @@ def train(options: TrainOptions) -> None:
     report = run.report()
     if promise is not None:
         from anyk.fleet import check
-        from anyk.views.fleet_tables import checked_lines
+        from anyk.views import checked_lines
 
         checked = check(run)
         say(*checked_lines(checked))
@@ -132,8 +132,7 @@ def train(options: TrainOptions) -> None:
 
 def _train_in_parts(options: TrainOptions) -> None:
     """Train in parts, and report measurements, plans and results."""
-    from anyk.fleet import train_auto
-    from anyk.fleet.auto.auto_training import modes
+    from anyk.fleet import modes, train_auto
 
     settings = modes.build(options.strategy)
     if options.begin is not None:
@@ -152,8 +151,7 @@ def _train_in_parts(options: TrainOptions) -> None:
 
 def _resume_the_parts(folder: Path, options: ResumeOptions) -> None:
     """Resume a training in this mode, and report all of it."""
-    from anyk.fleet import resume_auto
-    from anyk.fleet.auto.parts import read_auto
+    from anyk.fleet import read_auto, resume_auto
 
     with resume_arguments(folder, read_auto(folder), options) as arguments:
         result = resume_auto(folder, tell=say, **arguments)
@@ -162,8 +160,8 @@ def _resume_the_parts(folder: Path, options: ResumeOptions) -> None:
 
 def _report_parts(result: Auto) -> None:
     """Print the parts, whether they kept their promises, and the result."""
-    from anyk.runs.run import setup
-    from anyk.views.fleet_tables import parts_table
+    from anyk.runs.api import setup
+    from anyk.views import parts_table
 
     say(parts_table(result.parts))
     for part in result.parts:
@@ -208,8 +206,7 @@ def _read_promise(options: TrainOptions) -> Promise | None:
 def drain(run: str, workers: tuple[int, ...], back: bool) -> None:
     """Have workers of a run leave when their tasks have ended, as before their machine is taken away."""
     from anyk.runs import drain
-    from anyk.runs.folder.config import read_config
-    from anyk.runs.folder.drains import describe_shortage
+    from anyk.runs.api import describe_shortage, read_config
 
     away = drain(run, workers, back=back)
     click.echo(f"workers that are to stay away: {', '.join(map(str, away)) or 'none'}")
@@ -228,7 +225,7 @@ def resume(run: str, options: ResumeOptions) -> None:
     """
     from anyk.runs import is_race
     from anyk.runs import resume as resume_training
-    from anyk.runs.folder.config import read_config
+    from anyk.runs.api import read_config
     from anyk.views import race_notes, race_table
 
     in_parts = (Path(run) / "auto.toml").is_file()

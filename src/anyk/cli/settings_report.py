@@ -41,7 +41,7 @@ def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
     from anyk.optimizers import optimizer as build
     from anyk.optimizers import split_rate
     from anyk.runs import Run, usual_rule
-    from anyk.runs.limits import LIMIT, STEPS
+    from anyk.runs.api import LIMIT, STEPS
 
     values = vars(options)
     fleet = cluster(options.cluster, **values_of(options, *FLEET))

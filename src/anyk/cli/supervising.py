@@ -15,8 +15,7 @@ from types import FrameType
 import click
 
 from anyk.cli.output import warn
-from anyk.runs.folder import checkpoints
-from anyk.runs.folder.folders import is_locked
+from anyk.runs.api import CHECKPOINT_FILE, is_locked
 
 _SUPERVISED = "ANYK_SUPERVISED"  # set for the process that trains, which must not supervise another
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -112,4 +111,4 @@ def _shared(arguments: Sequence[str], command: click.Command) -> Iterable[str]:
 
 def _checkpoint(folder: Path) -> tuple[int, ...]:
     """Return the times of the checkpoints of a folder, which change whenever one is written."""
-    return tuple(sorted(file.stat().st_mtime_ns for file in folder.rglob(checkpoints.NAME)))
+    return tuple(sorted(file.stat().st_mtime_ns for file in folder.rglob(CHECKPOINT_FILE)))

@@ -28,7 +28,7 @@ def trace() -> None:
 def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None) -> None:
     """Show a trace: distribution, delay laws that fit it, slow workers, and the length of bursts."""
     from anyk.delays import Trace
-    from anyk.views.trace_pictures import draw_trace, trace_facts, trace_text
+    from anyk.views import draw_trace, trace_facts, trace_text
 
     check(mu, NonnegativeNumber, "mu")
     table = Trace(file, unit=unit, max_gb=max_gb)

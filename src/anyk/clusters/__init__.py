@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from anyk.clusters.alarms import Alarms
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.messages import Messages
-from anyk.clusters.mpi import Mpi
+from anyk.clusters.mpi import Mpi, join
 from anyk.clusters.processes import Processes
 from anyk.clusters.ray import Ray
+from anyk.clusters.remote.handles import is_stopped
 from anyk.clusters.virtual import Compute, Outage, Simulated
 from anyk.delays import Communication, DelayModel
 from anyk.specs import Registry
@@ -65,6 +67,7 @@ def cluster(
 
 
 __all__ = [
+    "Alarms",
     "Cluster",
     "ClusterOptions",
     "Compute",
@@ -77,6 +80,8 @@ __all__ = [
     "Ray",
     "Simulated",
     "cluster",
+    "is_stopped",
+    "join",
     "register",
     "registry",
 ]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Annotated
 
 from anyk.checks import check
-from anyk.codes.base import Code, MatrixCode, Policy, check_workers
+from anyk.codes.base import EXACT, Code, MatrixCode, Policy, check_workers, incidence
 from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
 from anyk.codes.binary import BinaryCode
-from anyk.codes.biregular import BiregularCode, ExpanderCode, KroneckerCode, RandomBiregularCode
+from anyk.codes.biregular import BiregularCode, ExpanderCode, KroneckerCode, RandomBiregularCode, second_singular
 from anyk.codes.byzantine import DracoCode, locate
 from anyk.codes.communication_efficient import CommunicationEfficient
 from anyk.codes.cyclic import CyclicRepetition
@@ -24,6 +24,7 @@ from anyk.codes.decoders import (
     OneStep,
     Own,
     Selection,
+    method,
 )
 from anyk.codes.designs import BlockDesignCode, designs_for
 from anyk.codes.edges import EdgeCode
@@ -33,8 +34,8 @@ from anyk.codes.made import LEFT_OUT
 from anyk.codes.mds import CyclicMDS
 from anyk.codes.partial import PartialStragglers
 from anyk.codes.progress_codes import ChunkOrderCode, NestedCode, ProgressCode
-from anyk.codes.repetition import BatchedCoupons, FractionalRepetition, RepetitionCode, Uncoded
-from anyk.codes.search import worst_stragglers
+from anyk.codes.repetition import BatchedCoupons, FractionalRepetition, RepetitionCode, Uncoded, harmonic
+from anyk.codes.search import check_count, is_exhaustive, is_optimal, replies_of, worst_stragglers
 from anyk.codes.tree_code import TreeCode
 from anyk.errors import BadInput
 from anyk.specs import Registry, build_or_suggest
@@ -172,6 +173,7 @@ def code(spec: str | Code, *, workers: int) -> Code:
 
 
 __all__ = [
+    "EXACT",
     "Algorithmic",
     "BatchedCoupons",
     "BernoulliCode",
@@ -197,11 +199,11 @@ __all__ = [
     "LeastSquaresDecoder",
     "MatrixCode",
     "Method",
-    "Policy",
     "NestedCode",
     "OneStep",
     "Own",
     "PartialStragglers",
+    "Policy",
     "ProgressCode",
     "RandomBiregularCode",
     "RegularisedBernoulliCode",
@@ -210,10 +212,19 @@ __all__ = [
     "StochasticBlockCode",
     "TreeCode",
     "Uncoded",
+    "check_count",
+    "check_workers",
     "code",
     "designs_for",
+    "harmonic",
+    "incidence",
+    "is_exhaustive",
+    "is_optimal",
     "locate",
+    "method",
     "register",
     "registry",
+    "replies_of",
+    "second_singular",
     "worst_stragglers",
 ]

@@ -2,10 +2,12 @@
 
 from typing import Annotated, Literal
 
-from anyk.delays.base import DelayModel, DelayStream
+from anyk.delays.base import MOST, DelayModel, DelayStream, SecondsOrZero
 from anyk.delays.bursts import Bursts
-from anyk.delays.communication import Communication, Links, Traffic
+from anyk.delays.column_meanings import Named
+from anyk.delays.links import Communication, Links, Traffic
 from anyk.delays.models import (
+    HEAVIEST,
     Bimodal,
     Constant,
     Exponential,
@@ -19,6 +21,7 @@ from anyk.delays.models import (
     Uniform,
     fit,
 )
+from anyk.delays.time_tables import TimeTable, in_order, interpreted, plain_name, read_arrays, summarised
 from anyk.delays.trace import Table, Trace
 from anyk.errors import BadInput
 from anyk.specs import Registry, absolute, with_files
@@ -122,6 +125,8 @@ def communication(spec: str | DelayModel | Communication) -> Communication:
 
 
 __all__ = [
+    "HEAVIEST",
+    "MOST",
     "Bimodal",
     "Bursts",
     "Communication",
@@ -132,18 +137,26 @@ __all__ = [
     "Fit",
     "Heterogeneous",
     "Mixture",
+    "Named",
     "NoDelay",
     "Pareto",
     "ScipyLaw",
+    "SecondsOrZero",
     "ShiftedExponential",
     "Table",
+    "TimeTable",
     "Trace",
     "Traffic",
     "Uniform",
     "communication",
     "fit",
+    "in_order",
+    "interpreted",
     "parse",
+    "plain_name",
+    "read_arrays",
     "register",
     "registry",
     "resolve_paths",
+    "summarised",
 ]

@@ -1,11 +1,12 @@
 """Fleets: what was measured of one, what its slow workers cost, and which strategy to run on it."""
 
-from anyk.fleet.auto.auto_training import Auto, resume_auto, train_auto
-from anyk.fleet.auto.parts import Part
+from anyk.fleet.auto.auto_training import Auto, modes, resume_auto, train_auto
+from anyk.fleet.auto.parts import Part, read_auto
+from anyk.fleet.explanation.attribution import lower_median
 from anyk.fleet.explanation.explaining import explain
-from anyk.fleet.explanation.sentences import Explanation, WorkerCost
+from anyk.fleet.explanation.sentences import Explanation, WorkerCost, percent, rounded, seconds_text, spans
 from anyk.fleet.plans.check import Checked, Figures, check
-from anyk.fleet.plans.judging import Choice, pareto
+from anyk.fleet.plans.judging import Choice, gain_text, headline, interval_text, pareto
 from anyk.fleet.plans.plan import Advice, Plan, plan
 from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, fit_slope, sequential_candidates
 from anyk.fleet.records import (
@@ -34,66 +35,88 @@ from anyk.fleet.theory.bounds import (
     stability_limit,
     stationary_error,
 )
-from anyk.fleet.theory.code_curves import Curve, Facts, compare_codes, facts, survey
+from anyk.fleet.theory.code_curves import (
+    ATTACKED,
+    Curve,
+    Facts,
+    MissingCode,
+    compare_codes,
+    facts,
+    straggler_counts,
+    survey,
+)
 from anyk.protocol import Pace
-from anyk.runs.folder.promise import Estimate
+from anyk.runs.api import Estimate
 from anyk.strategies import discard_seconds
 
 __all__ = [
+    "ATTACKED",
     "PARTS",
-    "Reading",
-    "Record",
-    "RecordSource",
-    "Recorder",
-    "ddp",
-    "joined",
-    "read",
-    "read_all",
-    "record_sources",
     "Advice",
     "Auto",
-    "Part",
-    "resume_auto",
-    "train_auto",
     "Candidate",
-    "TraceGrid",
-    "fit_slope",
-    "sequential_candidates",
     "Checked",
     "Choice",
     "Curve",
     "Estimate",
-    "Plan",
     "Explanation",
-    "WorkerCost",
-    "explain",
     "Facts",
     "Figures",
     "Measured",
+    "MissingCode",
     "Pace",
+    "Part",
+    "Plan",
+    "Reading",
+    "Record",
+    "RecordSource",
+    "Recorder",
     "Threshold",
+    "TraceGrid",
+    "WorkerCost",
     "adversarial_threshold",
     "async_factor",
     "best_k",
     "best_tau",
     "check",
     "chosen_stragglers",
-    "computed_load",
     "compare_codes",
+    "computed_load",
+    "cooperative_bound",
+    "ddp",
+    "discard_seconds",
     "erasurehead",
     "error_after",
-    "cooperative_bound",
-    "discard_seconds",
     "error_floor",
+    "explain",
     "facts",
+    "fit_slope",
     "fresh_share",
+    "gain_text",
+    "headline",
+    "interval_text",
+    "joined",
+    "lower_median",
+    "modes",
     "pace",
     "pareto",
+    "percent",
     "plan",
+    "read",
+    "read_all",
+    "read_auto",
+    "record_sources",
+    "resume_auto",
+    "rounded",
+    "seconds_text",
+    "sequential_candidates",
     "simulate",
     "simulated_pace",
+    "spans",
     "stability_limit",
     "stationary_error",
+    "straggler_counts",
     "survey",
     "threshold_bound",
+    "train_auto",
 ]

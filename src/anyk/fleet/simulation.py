@@ -16,8 +16,7 @@ from anyk.delays import Communication, DelayModel, Table
 from anyk.errors import BadInput
 from anyk.protocol import Pace, Strategy
 from anyk.runs import Driver, session
-from anyk.runs.log.queries import works
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.api import RunLog, finished_works, mean_update, works
 from anyk.strategies import strategy as build_strategy
 
 _BATCHES = 20  # of updates, whose means give the standard error
@@ -107,12 +106,11 @@ def computed_load(
     assigned = {number: work.partitions for number, work in works(log).items()}
     sizes = layout.shares or (1,) * layout.partitions
     computed = 0.0
-    for number, done, count in log.rows("SELECT work, done, count(*) FROM chunks WHERE done > 0 GROUP BY work, done"):
-        finished = assigned[number][:done]
+    for work, done, count in finished_works(log):
+        finished = assigned[work][:done]
         # a message on request may cover fewer partitions than are finished; the others count as 1 each
         computed += count * (sum(sizes[j] for j in finished) + (done - len(finished)))
-    steps = log.rows("SELECT count(*) FROM updates")[0][0]
-    return computed / (sum(sizes) * layout.workers * int(steps))
+    return computed / (sum(sizes) * layout.workers * mean_update(log).number)
 
 
 def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple[Floats, int]:

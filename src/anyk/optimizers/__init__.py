@@ -1,6 +1,6 @@
 """Optimisers: steps on flat vectors."""
 
-from anyk.optimizers.library_classes import Argument
+from anyk.optimizers.library_classes import MADE, Argument
 from anyk.optimizers.optax_transformations import OptaxOptimizer
 from anyk.optimizers.steps import (
     GD,
@@ -17,6 +17,7 @@ from anyk.optimizers.steps import (
     Optimizer,
     Schedule,
     SlowMo,
+    State,
     learning_rate,
     optimizer,
     register,
@@ -47,6 +48,7 @@ def _optax(method: str, *, lr: float | str | Schedule = 1.0, **arguments: Argume
 
 __all__ = [
     "GD",
+    "MADE",
     "STEPPED",
     "Accelerated",
     "Adam",
@@ -61,6 +63,7 @@ __all__ = [
     "Optimizer",
     "Schedule",
     "SlowMo",
+    "State",
     "TorchOptimizer",
     "learning_rate",
     "optimizer",

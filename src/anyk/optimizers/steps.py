@@ -9,17 +9,19 @@ a model of some hundred thousand numbers, so steps allocate as little as possibl
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, cast
+from functools import wraps
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.arrays import Flags, Indices, Vector
 from anyk.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check, value_class
 from anyk.errors import BadInput
 from anyk.specs import Registry, bracketed, parse, show, take_key, with_keys
@@ -125,6 +127,35 @@ def number_in(text: str) -> float | str:
         return text
 
 
+class _Pieces(NamedTuple):
+    """The pieces of a vector that are parameters: where they begin, their sizes, and whether the loss uses them."""
+
+    starts: Indices
+    sizes: Indices
+    unused: Flags
+
+    @classmethod
+    def of(cls, sizes: Indices, unused: Flags) -> _Pieces:
+        filled = sizes > 0  # others have no coordinate
+        sizes = sizes[filled]
+        return cls(np.cumsum(sizes) - sizes, sizes, unused[filled])
+
+    def within(self, part: slice) -> _Pieces:
+        """Return the pieces of a part of the vector."""
+        starts = np.maximum(self.starts, part.start)
+        ends = np.minimum(self.starts + self.sizes, part.stop)
+        return self.of(np.maximum(ends - starts, 0), self.unused)
+
+    def at_rest(self, gradient: Vector) -> Flags | None:
+        """Return the coordinates of the parameters that have no gradient; None if there are none (`lacks_gradient`)."""
+        zero = gradient == 0.0
+        if not zero.any():
+            return None
+        marked = np.logical_and.reduceat(np.signbit(gradient), self.starts)
+        rest = np.logical_and.reduceat(zero, self.starts) & (marked | self.unused)
+        return np.repeat(rest, self.sizes) if rest.any() else None
+
+
 @dataclass(frozen=True)
 class Optimizer(ABC):
     """A way to step; ``lr`` is a number, a schedule's spec or a schedule.
@@ -139,6 +170,7 @@ class Optimizer(ABC):
     by_coordinate: ClassVar[bool] = False
     by_smoothness: ClassVar[bool] = False
     rate: Schedule = field(init=False, repr=False, compare=False)
+    _pieces: ClassVar[_Pieces | None] = None  # if parameters without a gradient are marked
 
     def __post_init__(self) -> None:
         if isinstance(self.lr, str) and not isinstance(number_in(self.lr), str):
@@ -210,17 +242,62 @@ class Optimizer(ABC):
 
         def step(part: slice, gradient: Vector) -> None:
             own = {name: vector[part] for name, vector in state.items()}
-            self.step(w[part], gradient, own, t, scale, out=out[part])
+            self._of_part(part).step(w[part], gradient, own, t, scale, out=out[part])
 
         yield step
+
+    def _for_marks(self, problem: Any) -> Optimizer:
+        """Return an optimiser that leaves parameters alone which have no gradient, if the problem marks these."""
+        if not getattr(problem, "marks_unused", False):
+            return self
+        sizes = [math.prod(shape) for shape in problem.shapes]
+        unused = [place in getattr(problem, "unused_parameters", ()) for place in range(len(sizes))]
+        fitted = copy.copy(self)
+        object.__setattr__(fitted, "_pieces", _Pieces.of(np.array(sizes), np.array(unused)))
+        return fitted
+
+    def _of_part(self, part: slice) -> Optimizer:
+        """Return the optimiser of a part of the coordinates."""
+        if self._pieces is None:
+            return self
+        own = copy.copy(self)
+        object.__setattr__(own, "_pieces", self._pieces.within(part))
+        return own
 
     def _lr(self, t: int, scale: float) -> float:
         return self.rate.at(t) * scale
 
 
+def _with_rest(step: Callable[..., Vector]) -> Callable[..., Vector]:
+    """Let coordinates without a gradient keep their numbers and their state in a step, as torch's optimisers do."""
+
+    @wraps(step)
+    def rested(
+        self: Optimizer,
+        w: Vector,
+        gradient: Vector,
+        state: State,
+        t: int,
+        scale: float = 1.0,
+        out: Vector | None = None,
+    ) -> Vector:
+        rest = None if self._pieces is None else self._pieces.at_rest(gradient)
+        if rest is None:
+            return step(self, w, gradient, state, t, scale, out)
+        kept = {name: vector[rest] for name, vector in state.items()}
+        out = step(self, w, gradient, state, t, scale, out)
+        out[rest] = w[rest]
+        for name, numbers in kept.items():
+            state[name][rest] = numbers
+        return out
+
+    return rested
+
+
 class _Descent(Optimizer):
     """The common part of optimisers that step by ``-lr`` times a direction."""
 
+    @_with_rest
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
@@ -255,6 +332,9 @@ class Momentum(_Descent):
     name = "momentum"
     by_coordinate = True
     by_smoothness = True
+
+    def fitted(self, problem: Any) -> Optimizer:
+        return self._for_marks(problem)
 
     def start(self, w: Vector) -> State:
         return {"velocity": np.zeros_like(w)}
@@ -294,9 +374,13 @@ class Accelerated(Optimizer):
     by_coordinate = True
     by_smoothness = True
 
+    def fitted(self, problem: Any) -> Optimizer:
+        return self._for_marks(problem)
+
     def start(self, w: Vector) -> State:
         return {"x": w.copy()}
 
+    @_with_rest
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
@@ -321,9 +405,13 @@ class Adam(Optimizer):
     name = "adam"
     by_coordinate = True
 
+    def fitted(self, problem: Any) -> Optimizer:
+        return self._for_marks(problem)
+
     def start(self, w: Vector) -> State:
         return {"first": np.zeros_like(w), "second": np.zeros_like(w)}
 
+    @_with_rest
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
@@ -351,6 +439,7 @@ class AdamW(Adam):
     name = "adamw"
     by_coordinate = True
 
+    @_with_rest
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:

@@ -11,19 +11,32 @@ import numpy as np
 
 from anyk.errors import BadInput, explaining
 from anyk.named import function_named
-from anyk.problems.base import Partitions, Problem, Tell, data_digest, missing_members
+from anyk.problems.base import (
+    Index,
+    Partitions,
+    Problem,
+    Tell,
+    data_digest,
+    ensure_problem,
+    missing_members,
+    partition_abilities,
+    penalty_of,
+    rows_of,
+    some_rows,
+)
 from anyk.problems.data import Dataset, load, sources, tell
 from anyk.problems.data.dataset import Dirichlet, splits
 from anyk.problems.data.encoding import check_sizes
+from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.functions import JaxProblem
 from anyk.problems.jax.loss_partitions import JaxPartitions
 from anyk.problems.linear.regression import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
 from anyk.problems.linear.row_partitions import LinearPartitions
-from anyk.problems.linear.scaling import Scaling, checked_l2
+from anyk.problems.linear.scaling import Scaling, array_of, checked_l2, row_weights
 from anyk.problems.linear.sharded import ShardedData, as_shards
 from anyk.problems.linear.two_layer import TwoLayerNetwork
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
-from anyk.problems.predicting import Coefficients, Predictor
+from anyk.problems.predicting import Coefficients, Predictor, likeliest_class
 from anyk.problems.torch.module_partitions import TorchPartitions
 from anyk.problems.torch.modules import TorchProblem
 from anyk.specs import Registry, absolute
@@ -179,6 +192,7 @@ __all__ = [
     "Coefficients",
     "Dataset",
     "Dirichlet",
+    "Index",
     "JaxPartitions",
     "JaxProblem",
     "LeastSquares",
@@ -190,17 +204,29 @@ __all__ = [
     "Partitions",
     "Predictor",
     "Problem",
+    "Scaling",
     "SoftmaxRegression",
+    "Tell",
     "TorchPartitions",
     "TorchProblem",
     "TwoLayerNetwork",
+    "array_of",
+    "checked_l2",
     "data_digest",
+    "decompiling",
+    "ensure_problem",
     "from_data",
     "from_function",
     "from_recipe",
+    "likeliest_class",
     "load",
     "models",
+    "partition_abilities",
+    "penalty_of",
     "problem_of",
+    "row_weights",
+    "rows_of",
+    "some_rows",
     "sources",
     "splits",
 ]

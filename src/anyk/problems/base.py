@@ -182,10 +182,14 @@ class ProblemAbilities:
       (:class:`~anyk.problems.values.Values`). ``with_values(leaves)``: returns the problem with other values, with
       which it is evaluated; None: it has no values.
     - ``watch_code()``: returns an object that notices if a user's code computes something else than at the start
-      (:class:`~anyk.problems.watch.Watch`); None: no user's code computes.
+      (:class:`~anyk.problems.watch.Watch`); None: no user's code computes. ``check_unchanged(begins=…)``: raises
+      :class:`~anyk.errors.BadInput` if something of which the problem has copies has changed since it was made, and
+      returns sentences on what may differ; ``begins``: whether the run begins with the problem's initial model.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
       ``moving_norms``: the names of its batch norms whose running statistics are computed from the training data.
-    - ``unused_parameters``: the numbers of the parameters in ``shapes`` that the loss does not use.
+    - ``unused_parameters``: the numbers of the parameters in ``shapes`` that the loss does not use. ``marks_unused``:
+      whether gradients have :data:`~anyk.arrays.NO_GRADIENT` at parameters that it does not use, and only there; then
+      optimisers leave these alone.
     - ``hooked_parameters``: the names of the parameters that have hooks. ``through_hooks(w, gradient)``: returns what
       the hooks make of the gradient of a step.
     """
@@ -205,11 +209,13 @@ class ProblemAbilities:
     module_at: Callable[[Any], Any] | None = None
     moving_norms: Sequence[str] = ()
     unused_parameters: frozenset[int] = frozenset()
+    marks_unused: bool = False
     hooked_parameters: Sequence[str] = ()
     through_hooks: Callable[[Vector, Vector], Vector] | None = None
     changing_values: Values | None = None
     with_values: Callable[[Leaves], Any] | None = None
     watch_code: Callable[[], Any] | None = None
+    check_unchanged: Callable[..., list[str]] | None = None
     _custom: object = None  # a problem whose class is not derived from this one
 
     def sampled(self, samples: int) -> Any:

@@ -114,13 +114,15 @@ _ADVICE = (
 
 _NAMED = 3  # variables that a sentence names at most
 _REMEDY = (
-    "a worker imports modules anew, and what this program has set in them since is not there: make the value an "
+    "a worker imports modules anew in the environment of its machine, and what this program has set in them since is "
+    "not there: make the value an "
     "attribute of the loss or of the module, bind it with functools.partial, or name it in values="
 )
 _UNKNOWN_CAUSE = (
     "no variable that the loss, the module and the data set read is different, so they may draw from a generator of "
-    "their own or read the clock, a file, the environment or a library's settings; give them what they need as "
-    "attributes, and draw from the global generator of torch, NumPy or Python, which are seeded alike on all workers"
+    "their own or read the clock, a file, a library's settings or a variable of the environment whose name they put "
+    "together; give them what they need as attributes, and draw from the global generator of torch, NumPy or Python, "
+    "which are seeded alike on all workers"
 )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,24 @@ _SHOWN = 40  # letters of a value that are shown
 _LIBRARIES = frozenset(
     {"anyk", "numpy", "scipy", "sklearn", "pandas", "torch", "torchvision", "jax", "jaxlib", "optax", "flax", "equinox"}
 )
+_HOOKS = {  # a torch module's tables of hooks that a computation calls, by kind
+    "_forward_pre_hooks": "forward pre-",
+    "_forward_hooks": "forward ",
+    "_backward_pre_hooks": "backward pre-",
+    "_backward_hooks": "backward ",
+}
+_WRAPPED = 4  # layers around a function, and functions in functions, that are looked into
+_READERS = ("__getitem__", "__getitems__", "__getattr__", "__len__")  # methods by which samples are read
+_INDIRECT = {
+    "getattr",
+    "vars",
+    "eval",
+    "exec",
+    "__dict__",
+}  # names with which code reads attributes that it does not name
+_ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}  # names with which a function reads the environment
+_OPEN = 8  # letters of a text in the environment that is shown: a longer one may be a secret
+_IS_NAME = re.compile(r"[A-Za-z_]\w{0,80}").fullmatch
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 Variables = dict[str, str]  # what is shown of each value, or a digest of it, by the variable's name
 
@@ -38,7 +58,9 @@ def variables_of(roots: Mapping[str, object], *, arrays: bool = True) -> Variabl
 
     Functions are followed into their closures, their defaults and the module variables that they name, also of modules
     imported by them; objects and classes into their attributes. Trained parameters, buffers and generators of random
-    numbers are omitted, as are functions of libraries. ``roots``: the objects, by the names that messages give them.
+    numbers are omitted, as are functions of libraries. If a function reads the environment, the variables in it whose
+    names are texts in the code, or among the variables, are listed, too. ``roots``: the objects, by the names that
+    messages give them.
 
     >>> variables_of({"the loss": partial(max, 0.5)})
     {'argument 0 of the loss': '0.5'}
@@ -52,6 +74,9 @@ def variables_of(roots: Mapping[str, object], *, arrays: bool = True) -> Variabl
                 if len(found) >= _LEAVES:
                     return found
                 found.setdefault(name, leaf)
+    if survey.reads_environment:
+        names = sorted(text for text in survey.texts if _IS_NAME(text))
+        found |= {f"environment variable '{name}'": _of_environment(name) for name in names}
     return found
 
 
@@ -67,19 +92,67 @@ def differences(before: Variables, after: Variables) -> Iterator[tuple[str, str,
             yield name, value, other
 
 
+def is_read(data: object, name: str, functions: Sequence[object]) -> bool:
+    """Return whether items of a data set may be read from one of its variables, by the variable's name.
+
+    An attribute is not read if no code names it that ``__getitem__`` reaches: this method, the methods and properties
+    that it names in turn, and ``functions`` of items. Data sets inside the data set are looked at in the same way.
+    """
+    path = re.findall(r"attribute '(\w+)' of", name)[::-1]
+    named_by_functions = {each for function in functions for each in _names_of(function)}
+    while path and hasattr(type(data), "__getitem__") and hasattr(data, path[0]):
+        names = _names_read(type(data)) | named_by_functions
+        if path[0] not in names and not names & _INDIRECT:
+            return False
+        data = getattr(data, path.pop(0))
+    return True
+
+
+def _names_read(kind: type) -> set[str]:
+    """Return the names in the code that reads an item of a data set."""
+    names: set[str] = set()
+    todo = set(_READERS)
+    while todo:
+        name = todo.pop()
+        names.add(name)
+        for base in kind.__mro__:
+            todo |= set(_names_of(vars(base).get(name))) - names
+    return names
+
+
+def _names_of(member: Any, depth: int = 0) -> Iterator[str]:
+    """Yield the names in a function's code, or in that of a method or property, and of functions that it calls."""
+    for _ in range(_WRAPPED):
+        inner = (getattr(member, name, None) for name in ("fget", "func", "__func__"))
+        member = next((each for each in inner if each is not None), member)
+    if not isinstance(member, types.FunctionType):
+        member = vars(type(member)).get("__call__")
+    if isinstance(member, types.FunctionType) and depth < _WRAPPED:
+        names = set(_names_in(member.__code__))
+        yield from names
+        for name in names:
+            called = member.__globals__.get(name)
+            if isinstance(called, types.FunctionType) and not _is_library(called.__module__):
+                yield from _names_of(called, depth + 1)
+
+
 class _Survey:
     """Walks through objects, each of which is visited once."""
 
     def __init__(self, *, arrays: bool) -> None:
         self._arrays = arrays
         self._seen: dict[int, Any] = {}  # keeps the objects alive, as their ids are the keys
+        self.reads_environment = False
+        self.texts: set[str] = set()  # among which are the names of variables in the environment
 
     def leaves(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
         """Yield the variables that an object called ``name`` consists of."""
         if isinstance(value, (*_PLAIN, np.generic)):
+            if isinstance(value, str):
+                self.texts.add(value)
             yield name, _shown(value)
             return
-        if id(value) in self._seen or depth > _DEPTH or _is_generator(value):
+        if id(value) in self._seen or depth > _DEPTH or _is_generator(value) or _is_trained(value):
             return
         self._seen[id(value)] = value
         if not self._arrays and _has_many(value):
@@ -87,9 +160,12 @@ class _Survey:
         array = _array(value)
         if array is not None:
             yield name, _digest(array)
+        elif value is os.environ:
+            self.reads_environment = True
         elif isinstance(value, Mapping):
             for key in list(value)[:_ELEMENTS]:
                 if isinstance(key, _PLAIN):
+                    self.texts |= {key} if isinstance(key, str) else set()
                     yield from self.leaves(value[key], f"{name}[{key!r}]", depth + 1)
         elif isinstance(value, (list, tuple)):
             for place in range(min(len(value), _ELEMENTS)):
@@ -132,6 +208,9 @@ class _Survey:
         for place, default in enumerate(defaults):
             yield from self.leaves(default, f"default {place} of {_called(function)}", depth + 1)
         names = set(_names_in(code))
+        if names & _ENVIRONMENT:
+            self.reads_environment = True
+        self.texts |= set(_texts_in(code))
         for variable in sorted(names & function.__globals__.keys()):
             content = function.__globals__[variable]
             if isinstance(content, types.ModuleType):
@@ -180,9 +259,18 @@ class _Survey:
         if "_parameters" in attributes and "_modules" in attributes:  # a torch module
             for key, part in attributes["_modules"].items():
                 yield from self.leaves(part, f"{name}.{key}", depth + 1)
+            yield from self._hooks(attributes, name, depth)
             attributes = {key: content for key, content in attributes.items() if key not in _module_attributes()}
         for key, content in attributes.items():
             yield from self.leaves(content, f"attribute '{key}' of {name}", depth + 1)
+
+    def _hooks(self, attributes: Mapping[str, Any], name: str, depth: int) -> Iterator[tuple[str, str]]:
+        """Yield the hooks of a torch module, and what they read."""
+        for key, kind in _HOOKS.items():
+            hooks = [hook for hook in attributes.get(key, {}).values() if not _is_own(hook)]
+            yield f"the number of {kind}hooks of {name}", str(len(hooks))
+            for place, hook in enumerate(hooks):
+                yield from self.leaves(hook, f"{kind}hook {place} of {name}", depth + 1)
 
 
 @cache
@@ -191,6 +279,11 @@ def _module_attributes() -> frozenset[str]:
     import torch
 
     return frozenset(vars(torch.nn.Module()))
+
+
+def _is_own(hook: Any) -> bool:
+    """Return whether a hook is anyk's."""
+    return str(getattr(hook, "__module__", "")).startswith("anyk.")
 
 
 def _variable(name: str, module: str | None) -> str:
@@ -208,6 +301,15 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names_in(constant)
+
+
+def _texts_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the texts in a function's code, and in functions inside it."""
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, types.CodeType):
+            yield from _texts_in(constant)
 
 
 @cache
@@ -231,6 +333,14 @@ def _is_generator(value: object) -> bool:
         "Generator",
         "Random",
         "SystemRandom",
+    )
+
+
+def _is_trained(value: object) -> bool:
+    """Return whether an object is a variable of Flax's nnx that computing changes, or a trained one."""
+    return any(
+        base.__name__ in ("Param", "RngState", "BatchStat") and base.__module__.startswith("flax.nnx")
+        for base in type(value).__mro__
     )
 
 
@@ -275,6 +385,14 @@ def _digest_of_code(code: types.CodeType) -> str:
     plain = [repr(constant) for constant in code.co_consts if isinstance(constant, _PLAIN)]
     text = repr((code.co_code, code.co_names, plain))
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()
+
+
+def _of_environment(name: str) -> str:
+    text = os.environ.get(name)
+    if text is None:
+        return "not set"
+    digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+    return repr(text) if len(text) <= _OPEN else f"a text of {len(text)} letters ({digest})"
 
 
 def _shown(value: Any) -> str:

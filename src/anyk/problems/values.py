@@ -60,7 +60,7 @@ class Values:
         self._arrays = [leaf for leaf in forms if not _is_number(leaf.like)]
         self._kept = dict(kept or {})
         leaves = self.read(self._initial)
-        arrays = (*leaves.arrays, *self._kept.values())
+        arrays = (*map(np.array, leaves.arrays), *self._kept.values())  # copies, as the user may change them in place
         self._forms = [(array.dtype.str, array.shape) for array in arrays]
         self.initial = leaves._replace(arrays=arrays)
 
@@ -264,7 +264,7 @@ def _plain_dtype(like: Any) -> Any:
 def _as_given(like: Any, array: Array) -> Any:
     """Return an array in the form in which the value was given."""
     if not _is_tensor(like):
-        return array
+        return np.array(array)  # a copy, as the user may change it in place
     import torch
 
     tensor = torch.from_numpy(np.array(array))

@@ -10,6 +10,7 @@ import numpy as np
 
 from anyk.arrays import Vector
 from anyk.errors import BadInput
+from anyk.problems.given import named
 from anyk.problems.replicas import Trial, sketch
 from anyk.problems.surroundings import Variables, differences
 
@@ -17,13 +18,17 @@ DATA = "the data"  # the name of the arrays of samples, every change of which is
 DATA_SET = "the data set"  # the name of a map-style data set
 _EVERY_STEP = 64  # first steps, at each of which a watch glances at variables; then at every seventh:
 _STRIDE = 7
+_LISTED = 3  # names that a sentence lists at most
 _OFTEN = 3  # changes without an effect after which a glance ignores a variable
-_NAMED = 3  # variables that a sentence names at most
 _REMEDY = (
     "workers compute with the copies that they got then: name a number or array that changes in values= of the "
     "problem, which lets it travel with the model (in a loop: step.values)"
 )
-_ANEW = "make the problem anew after the change, from the module as it is"
+_REMEDY_OF_DATA = (
+    "workers compute with the samples that they got then: to train on other ones, continue in a run of a new problem "
+    "(begin=…); what the loss does not need, such as a record of losses, must be kept outside of the data"
+)
+ANEW = "make the problem anew after the change, from the module as it is"
 
 
 def is_glanced_at(step: int) -> bool:
@@ -35,11 +40,51 @@ def is_glanced_at(step: int) -> bool:
     return step < _EVERY_STEP or step % _STRIDE == 0
 
 
-class Copied(NamedTuple):
-    """The problem's copies of the user's objects: the variables of the copies, and the gradient that they give."""
+class Computing(NamedTuple):
+    """The user's objects, or a problem's copies of them: their variables, and the gradient that they give."""
 
     variables: Callable[[], Variables]
     gradient: Callable[[], Vector]
+
+
+def compare_copies(copies: Computing, present: Computing, limit: float) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if a problem's copies of the user's objects compute something else.
+
+    A random gradient shows nothing; then the variables must be equal. ``limit``: the relative difference that rounding
+    may cause.
+    """
+    before, now = copies.variables(), present.variables()
+    try:
+        trial = Trial(sketch(copies.gradient()), limit, {})
+    except Exception:  # the run reports what fails
+        return
+    if not np.isfinite(trial.sketch).all() or not _moved(trial, present.gradient):
+        return
+    moving = {name for name, *_ in differences(before, copies.variables())}
+    different = [change for change in differences(before, now) if change[0] not in moving]
+    random = Trial.of(copies.gradient, limit, replicas=False) is None
+    if random and not different:
+        return
+    what = named(different, "the problem was made") if different else "the module has changed since then"
+    raise BadInput(f"the problem trains the copy of the module that it was made with, and {what}; {ANEW}")
+
+
+def other_numbers(names: Sequence[str], of: str) -> str:
+    """Return the sentence on arrays of a model that have changed since its problem was made."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (
+        f"{', '.join(names[:_LISTED])}{more} of {of} had other numbers when the problem was made, with which it is "
+        "trained; make the problem anew to train from the present ones"
+    )
+
+
+def _moved(trial: Trial, compute: Callable[[], Vector]) -> bool:
+    """Return whether a gradient is another one than that of a trial."""
+    try:
+        gradient = compute()
+    except Exception:  # such as an object that has lost an attribute
+        return True
+    return not (np.isfinite(sketch(gradient)).all() and trial.apart(gradient) <= trial.limit)
 
 
 class Watch:
@@ -49,8 +94,7 @@ class Watch:
     user's objects are now. Variables that computing itself changes, such as counters, are ignored. So are others that
     change without an effect on the gradient, unless the gradient is random or cannot be computed, or they are arrays
     and elements of the data, of which the gradient shows only a few samples. ``limit``: the relative difference that
-    rounding may cause. ``copied``: raise :class:`~anyk.errors.BadInput` if the copies that workers will get give
-    another gradient already.
+    rounding may cause. ``is_read``: whether samples may be computed from a variable of the data, by its name.
     """
 
     def __init__(
@@ -58,13 +102,10 @@ class Watch:
         variables: Callable[..., Variables],
         gradient: Callable[[], Vector],
         limit: float,
-        *,
-        copied: Copied | None = None,
+        is_read: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        self._variables, self._gradient = variables, gradient
+        self._variables, self._gradient, self._is_read = variables, gradient, is_read
         before = variables()
-        if copied is not None:
-            self._compare_copies(copied, before, limit)
         self._trial = Trial.of(gradient, limit, replicas=False)
         moving = {name for name, *_ in differences(before, variables())}
         self._before = {name: value for name, value in before.items() if name not in moving}
@@ -86,30 +127,16 @@ class Watch:
     def check(self) -> None:
         """Raise :class:`~anyk.errors.BadInput` if something has changed since the start, and name it."""
         different = list(differences(self._before, self._variables()))
-        moved = self._trial is not None and self._moved(self._trial)
+        moved = self._trial is not None and _moved(self._trial, self._gradient)
         if self._trial is not None and not moved:
-            different = [change for change in different if _is_of_samples(*change)]
+            different = [change for change in different if _is_of_samples(*change) and self._is_read(change[0])]
         if different:
-            raise BadInput(f"{_named(different, 'the run began')}; {_REMEDY}")
+            remedy = _REMEDY if moved or self._trial is None else _REMEDY_OF_DATA
+            raise BadInput(f"{named(different, 'the run began')}; {remedy}")
         if moved:
             raise BadInput(
                 f"the loss, the module or the data set compute something else than when the run began; {_REMEDY}"
             )
-
-    def _compare_copies(self, copied: Copied, now: Variables, limit: float) -> None:
-        trial = Trial.of(copied.gradient, limit, replicas=False)
-        if trial is None or not self._moved(trial):
-            return
-        different = list(differences(copied.variables(), now))
-        what = _named(different, "the problem was made") if different else "the module has changed since then"
-        raise BadInput(f"the problem trains the copy of the module that it was made with, and {what}; {_ANEW}")
-
-    def _moved(self, trial: Trial) -> bool:
-        try:
-            gradient = self._gradient()
-        except Exception:  # such as an object that has lost an attribute
-            return True
-        return not (np.isfinite(sketch(gradient)).all() and trial.apart(gradient) <= trial.limit)
 
 
 def _is_of_samples(name: str, before: str, _: str) -> bool:
@@ -117,9 +144,3 @@ def _is_of_samples(name: str, before: str, _: str) -> bool:
     if not any(of in name for of in (DATA_SET, f"{DATA}[", f"{DATA}'s ")):
         return False
     return name.startswith(DATA) or before.startswith("an array") or (name.endswith("]") and before != "None")
-
-
-def _named(different: Sequence[tuple[str, str, str]], since: str) -> str:
-    named = [f"{name} was {before} when {since} and is {now} now" for name, before, now in different[:_NAMED]]
-    more = f", and {len(different) - _NAMED} more variables changed" if len(different) > _NAMED else ""
-    return f"{', '.join(named)}{more}"

@@ -41,8 +41,18 @@ from anyk.protocol.events import (
     Reply,
 )
 from anyk.protocol.pace import DelayLaw, Pace
-from anyk.protocol.strategy import Fleet, Layout, Running, Strategy, slot_names
-from anyk.protocol.strategy_facts import CompressorFacts, StrategyFacts, models_trained, share_stored, shares_computed
+from anyk.protocol.strategy import (
+    CompressorFacts,
+    Fleet,
+    Layout,
+    Running,
+    Strategy,
+    StrategyFacts,
+    models_trained,
+    share_stored,
+    shares_computed,
+    slot_names,
+)
 from anyk.protocol.work import Chunk, Task, Timing
 
 __all__ = [

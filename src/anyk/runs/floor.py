@@ -12,6 +12,7 @@ from anyk.protocol import Joined, Leaving, LossEvaluated, Lost, NoiseMeasured, S
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 from anyk.runs.engine.warm_start import WarmStart
+from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
 
 _ANSWERS = (LossEvaluated, NoiseMeasured)  # the driver's answers, computed from models and messages
@@ -55,7 +56,7 @@ def _absences(log: RunLog, workers: int) -> tuple[list[Absence], dict[int, float
 def _absences_in_floor(log: RunLog, workers: int) -> list[Outage]:
     """Return the absences; all workers return after the run's last step, so that a floor that takes longer ends."""
     absent, noticed = _absences(log, workers)
-    last = log.rows("SELECT max(time) FROM updates")[0][0] or 0.0
+    last = queries.totals(log).time
     leaving = [Outage(last + 1.0, worker, last + 1.0, last + 1.0 - time) for worker, time in noticed.items()]
     ends = ((each, max(last, each.start) if each.end == inf else each.end) for each in absent)
     return [*leaving, *(Outage(each.start, each.worker, end, each.notice) for each, end in ends)]

@@ -105,18 +105,15 @@ class Results:
     def cost(self) -> Cost:
         """The cost of the run's tasks."""
         widest = max((len(work.partitions) for work in queries.works(self.log).values()), default=0)
-        ((computing, waiting),) = self.log.rows(
-            "SELECT coalesce(avg(computed - computing), 0.0), coalesce(avg(computing - started), 0.0) FROM chunks "
-            "WHERE computed IS NOT NULL"
-        )
+        times = queries.mean_times(self.log)
         _, values = parse(self.config.delays)
         by_load = values.get("per") == "load" or values.get("slope", "0") != "0"
-        return Cost(widest / self.config.partitions, computing, waiting, by_load)
+        return Cost(widest / self.config.partitions, times.computing, times.waiting, by_load)
 
     @property
     def notes(self) -> list[ByName]:
         """The log's notes, with ``time``, ``kind`` and ``text``: lost workers, unused messages, why the run stopped."""
-        return self.log.table("SELECT time, kind, text FROM notes ORDER BY seq, time")
+        return queries.notes(self.log)
 
 
 class Run(Results, AbstractContextManager["Run"]):
@@ -188,7 +185,7 @@ class Run(Results, AbstractContextManager["Run"]):
     @property
     def _versions(self) -> dict[str, int]:
         """The newest version of each trained model, by slot."""
-        return queries.newest(self.log, without=self.config.auxiliary)
+        return queries.newest_versions(self.log, without=self.config.auxiliary)
 
     @property
     def models_trained(self) -> int:
@@ -211,10 +208,7 @@ class Run(Results, AbstractContextManager["Run"]):
         """The best metric of the first model, over all versions that were evaluated; None without a metric."""
         if not self.metric:
             return None
-        best = "max" if self.config.better == "higher" else "min"
-        rows = self.log.rows(f"SELECT {best}(metric) FROM evaluations WHERE slot = ?", (self.slot,))
-        value: float | None = rows[0][0]
-        return value
+        return queries.best_metric(self.log, self.slot, self.config.better)
 
     @property
     def begun(self) -> int:
@@ -304,7 +298,7 @@ class Run(Results, AbstractContextManager["Run"]):
         >>> run.history_of("model")["step"].tolist()
         [0, 1, 2]
         """
-        columns = queries.columns(self.log, "steps", slot)
+        columns = queries.log_columns(self.log, "steps", slot)
         columns["step"] = columns["step"].astype(np.int64)
         names = "step", "seconds", "replies", "residual", "gain", "staleness", "loss"
         return {name: columns[name] for name in names} | {self.metric_name: columns["metric"]}
@@ -372,7 +366,7 @@ class Run(Results, AbstractContextManager["Run"]):
         >>> run.to_frame("chunks").groupby("ending").size().to_dict()
         {'cancelled': 2, 'counted': 6}
         """
-        columns = queries.columns(self.log, table)
+        columns = queries.log_columns(self.log, table)
         try:
             import pandas
         except ImportError:
@@ -394,7 +388,7 @@ class Run(Results, AbstractContextManager["Run"]):
             "metrics": self.metrics,
             "best": self.best,
             "time_to_target": self.time_to_target,
-            "replies_used": self.log.rows("SELECT total(replies) FROM updates")[0][0],
+            "replies_used": queries.replies_used(self.log),
             "run": str(self.path) if self.path is not None else None,
         }
 

@@ -119,12 +119,12 @@ class RunSpec:
             )
             config = describe(
                 RunConfig,
-                problem,
-                cluster,
-                optimizer,
-                limits,
-                evaluate,
-                callbacks,
+                problem=problem,
+                cluster=cluster,
+                optimizer=optimizer,
+                limits=limits,
+                evaluate=evaluate,
+                callbacks=callbacks,
                 strategy=text,
                 partitions=strategy.layout.partitions,
                 auxiliary=list(strategy.layout.auxiliary),
@@ -133,8 +133,18 @@ class RunSpec:
                 begin=origin,
                 plan=promise,
             )
-            parts = strategy, cluster, problem, optimizer, config, warm_start, evaluate, evaluated
-            yield Preparation(*parts, spec.checkpoint_every, callbacks)
+            yield Preparation(
+                strategy=strategy,
+                cluster=cluster,
+                problem=problem,
+                optimizer=optimizer,
+                config=config,
+                warm_start=warm_start,
+                evaluate=evaluate,
+                evaluated=evaluated,
+                checkpoint_every=spec.checkpoint_every,
+                callbacks=callbacks,
+            )
 
     @property
     def _strategy(self) -> Strategy | str:

@@ -18,7 +18,7 @@ from anyk.arrays import Array, Vector, lacks_gradient
 from anyk.checks import AtLeastOne, check
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, outside
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
@@ -195,6 +195,11 @@ class SteppedRounds:
         if self._started:
             raise BadInput("rounds can be iterated only once; create new ones: anyk.rounds(…), with a new cluster")
         self._started = True
+        check_unchanged = abilities_of(self._problem).check_unchanged
+        if check_unchanged is not None:
+            remarks = check_unchanged(begins=self._resumed is None)
+            for remark in remarks if self._into is None else ():  # the loop's module is what it begins with
+                warnings.warn(remark, RuntimeWarning, stacklevel=outside())
         statistics = kept = watched = None
         if self._into is not None:
             self._parameters = trainable_parameters(self._into)
@@ -246,7 +251,7 @@ class SteppedRounds:
                         if idle is not None:
                             idle = idle + nonzero if np.array_equal(before, step.model) else None
                         if lost and not unused:
-                            warnings.warn(_LOST.format(lost=lost), RuntimeWarning, stacklevel=_outside())
+                            warnings.warn(_LOST.format(lost=lost), RuntimeWarning, stacklevel=outside())
                         lost = lost + nonzero if unused else 0
                 self._ends.put(None)
         finally:
@@ -260,7 +265,7 @@ class SteppedRounds:
             if statistics is not None:
                 statistics.close()
             if idle is not None and idle >= _IDLE and self._error is None:
-                warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=_outside())
+                warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=outside())
         if self._error is not None:
             raise self._error
 
@@ -305,7 +310,15 @@ class SteppedRounds:
         assert driver is not None
         carried = driver.versions.carried
         values = {} if carried is None else carried.values
-        step = Step(number, gradient, model, scale, dict(values), self.receipt, self._accumulate)
+        step = Step(
+            number=number,
+            gradient=gradient,
+            model=model,
+            scale=scale,
+            values=dict(values),
+            _receipt=self.receipt,
+            _rounds=self._accumulate,
+        )
         self._waiting = True
         self._steps.put(step)
         self._ends.get()
@@ -338,14 +351,6 @@ class SteppedRounds:
             self._error = error
         finally:
             self._steps.put(None)
-
-
-def _outside() -> int:
-    """Return the ``stacklevel`` of the innermost caller outside the package, as seen from this function's caller."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("anyk."):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -584,7 +589,16 @@ def rounds(
     start = partial(start, steps=most, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
     loop = _Loop(_with_states(keep), accumulate)
     listeners = Callbacks((*check_callbacks(callbacks), loop))
-    return SteppedRounds(problem, start, into, loop, listeners, resumed, steps, accumulate)
+    return SteppedRounds(
+        _problem=problem,
+        _start=start,
+        _into=into,
+        _loop=loop,
+        _callbacks=listeners,
+        _resumed=resumed,
+        _last=steps,
+        _accumulate=accumulate,
+    )
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:

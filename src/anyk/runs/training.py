@@ -37,7 +37,7 @@ from anyk.runs.folder.rebuilding import rebuild
 from anyk.runs.launch import Launch, lost_on_resume, nothing_left
 from anyk.runs.limits import LIMIT, Limits
 from anyk.runs.live_progress import showing
-from anyk.runs.log.queries import newest
+from anyk.runs.log.queries import newest_versions
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.run import Run
 from anyk.runs.spec import Preparation, RunSpec
@@ -107,10 +107,23 @@ def train(
     >>> further.begun, further.history["step"].tolist()
     (10, [10, 11, 12, 13, 14, 15])
     """
-    limits = Limits(steps, seconds, target)
-    fleet = workers, delays, seed, communication
-    options = evaluate, checkpoint_every, callbacks, partitions
-    spec = RunSpec(problem, strategy, cluster, *fleet, optimizer, limits, begin, *options, lr=lr)
+    spec = RunSpec(
+        problem=problem,
+        strategy=strategy,
+        cluster=cluster,
+        workers=workers,
+        partitions=partitions,
+        delays=delays,
+        seed=seed,
+        communication=communication,
+        optimizer=optimizer,
+        lr=lr,
+        limits=Limits(steps, seconds, target),
+        begin=begin,
+        evaluate=evaluate,
+        checkpoint_every=checkpoint_every,
+        callbacks=callbacks,
+    )
     with spec.prepare() as prepared:
         return _start(prepared, None if out is None else Path(out), progress=progress)
 
@@ -189,7 +202,7 @@ def resume(
     if limits:
         if limits.endless:
             with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
-                limits = limits.within(max(newest(log).values(), default=0) + LIMIT)
+                limits = limits.within(max(newest_versions(log).values(), default=0) + LIMIT)
         config = structs.replace(config, **vars(limits))
     with (
         names_in_folder(folder, config.digests.code, trust=trust),
@@ -199,9 +212,9 @@ def resume(
         config = with_callbacks(config, shown.specs)
         rebuilt = rebuild(folder, config, of, call="anyk.resume", problem=problem, optimizer=optimizer, trust=trust)
         spec = RunSpec(
-            rebuilt.problem,
-            config.strategy,
-            rebuilt.cluster,
+            problem=rebuilt.problem,
+            strategy=config.strategy,
+            cluster=rebuilt.cluster,
             optimizer=rebuilt.optimizer,
             limits=config.limits,
             begin=None if config.begin is None else WarmStart.load(folder),
@@ -252,7 +265,7 @@ def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
     with opened as run:
         ended = bool(run.summary) and not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])
         kept = (run.config.evaluate, run.config.callbacks) == (config.evaluate, config.callbacks)
-        if saved.instead or not ended or not kept or newest(run.log) != versions:
+        if saved.instead or not ended or not kept or newest_versions(run.log) != versions:
             return ""
         if config.target is not None and config.target == run.config.target and run.time_to_target is not None:
             return f"target = {config.target:g}"

@@ -10,7 +10,9 @@ from anyk.strategies.closed_forms import discard_seconds
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.construction import (
     complete_spec,
+    fleet_keys,
     for_fleet,
+    from_spec,
     register,
     registry,
     resolve_paths,
@@ -27,7 +29,7 @@ from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.rounds.elastic import Elastic
 from anyk.strategies.rounds.on_demand import ProgressRounds
 from anyk.strategies.rounds.tree_rounds import TreeRounds
-from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
+from anyk.strategies.sequential import End, GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
 from anyk.strategies.sequential.patterns import (
     Arbitrary,
     Bursty,
@@ -38,6 +40,10 @@ from anyk.strategies.sequential.patterns import (
     smallest_bursty,
     stragglers,
 )
+from anyk.strategies.sequential.replay import LEAST as LEAST_SECONDS
+from anyk.strategies.sequential.replay import Decided, KnownRounds, Tolerance, as_bits
+from anyk.strategies.sequential.replay import replay as replay_rounds
+from anyk.strategies.sequential.replay import selective as replay_selective
 from anyk.strategies.wait import (
     Adaptive,
     AllOf,
@@ -50,11 +56,14 @@ from anyk.strategies.wait import (
     ResidualBelow,
     Wait,
     Waiting,
+    WaitLike,
     register_wait,
+    wait_rule,
 )
 from anyk.strategies.wait import registry as wait_rules
 
 __all__ = [
+    "LEAST_SECONDS",
     "AdaSync",
     "AdaptingSteps",
     "Adaptive",
@@ -69,11 +78,13 @@ __all__ = [
     "Crew",
     "CrewStrategy",
     "Deadline",
-    "Decodable",
     "DecentralisedSGD",
+    "Decided",
+    "Decodable",
     "Durations",
     "Elastic",
     "ElasticSGD",
+    "End",
     "Fraction",
     "GilbertElliott",
     "Gossip",
@@ -81,6 +92,7 @@ __all__ = [
     "Gradual",
     "Growth",
     "KFamily",
+    "KnownRounds",
     "LocalSteps",
     "MatchaSGD",
     "Multiplexed",
@@ -93,17 +105,22 @@ __all__ = [
     "SelectiveRepetition",
     "SequentialRounds",
     "StragglerModel",
+    "Tolerance",
     "TreeRounds",
     "Wait",
+    "WaitLike",
     "Waiting",
     "adacomm",
     "adapted_k",
     "adapted_tau",
     "adasync",
+    "as_bits",
     "complete_spec",
     "discard_seconds",
     "fedbuff",
+    "fleet_keys",
     "for_fleet",
+    "from_spec",
     "gradual",
     "hierarchical",
     "k_for_delays",
@@ -113,12 +130,15 @@ __all__ = [
     "register",
     "register_wait",
     "registry",
-    "rounds",
+    "replay_rounds",
+    "replay_selective",
     "resolve_paths",
+    "rounds",
     "smallest_arbitrary",
     "smallest_bursty",
     "stragglers",
     "strategy",
+    "wait_rule",
     "wait_rules",
     "with_fleet",
 ]

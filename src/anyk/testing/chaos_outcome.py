@@ -22,8 +22,7 @@ from anyk.optimizers import Optimizer
 from anyk.problems import Problem
 from anyk.protocol import Strategy
 from anyk.runs import Run, replay, train, verify
-from anyk.runs.folder.rebuilding import rebuild
-from anyk.runs.log import queries
+from anyk.runs.api import log_columns, rebuild
 from anyk.specs import parse, show
 from anyk.strategies import strategy as build
 from anyk.strategies import with_fleet
@@ -142,14 +141,14 @@ def chaos(
     descriptors, report = _descriptors(), tell or (lambda _: None)
     report(f"{faults.seconds:g} s of training under faults, after the start of {workers} workers and before the checks")
     training = DisturbedTraining(
-        ["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
-        ["resume", str(folder), "--trust", "--quiet", *problem],
-        folder,
-        name,
-        faults,
-        requests,
-        scratch / "temporary",
-        report,
+        train=["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
+        resume=["resume", str(folder), "--trust", "--quiet", *problem],
+        folder=folder,
+        cluster=name,
+        faults=faults,
+        requests=requests,
+        temporary=scratch / "temporary",
+        tell=report,
     )
     try:
         training.run()
@@ -168,18 +167,18 @@ def chaos(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return ChaosResult(
-        strategy,
-        cluster,
-        workers,
-        faults,
-        tuple(options),
-        steps,
-        effects,
-        findings,
-        tuple(training.samples),
-        tuple(training.marks),
-        environment,
-        least,
+        strategy=strategy,
+        cluster=cluster,
+        workers=workers,
+        faults=faults,
+        options=tuple(options),
+        steps=steps,
+        effects=effects,
+        findings=findings,
+        samples=tuple(training.samples),
+        marks=tuple(training.marks),
+        environment=environment,
+        least=least,
     )
 
 
@@ -273,7 +272,7 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
     """Compare the model of exact sums with a run without faults; else compare its loss with the first."""
     history, model = run.history["loss"], run.model
     losses = history[np.isfinite(history)]
-    if not strategy.facts.exact or any(queries.columns(run.log, "works")["compress"]):
+    if not strategy.facts.exact or any(log_columns(run.log, "works")["compress"]):
         text = f"{run.steps:,} steps; not an exact sum, so only the loss is compared: "
         if len(losses) < 2:
             return Finding("model", False, f"{text}it was evaluated {len(losses)} times, not at first and at the end")

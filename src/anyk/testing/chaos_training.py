@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -18,9 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from anyk import keyed
-from anyk.clusters.remote.handles import is_stopped
+from anyk.clusters import is_stopped
 from anyk.errors import BadInput, RunFailed
-from anyk.runs.folder import checkpoints
+from anyk.runs.api import count_updates, faults_after, load_checkpoint
 from anyk.testing.chaos_faults import FaultPlan, slowness
 
 MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, by which they are found
@@ -144,7 +143,7 @@ class DisturbedTraining:
         Its clock goes back to the checkpoint with it; with the old limit it would train again for what it has lost.
         """
         try:
-            saved = checkpoints.load(self._folder)
+            saved = load_checkpoint(self._folder)
         except BadInput:  # the resumed run reports it
             return list(self._resume)
         clock = 0.0 if saved is None else float(saved.state["now"])
@@ -290,28 +289,24 @@ class DisturbedTraining:
 
     def _read_log(self) -> None:
         """Sample the number of updates, and count deaths and refused messages."""
-        address = f"{self._log.absolute().as_uri()}?mode=ro"
-        with (
-            contextlib.suppress(sqlite3.Error),
-            contextlib.closing(sqlite3.connect(address, uri=True, timeout=1.0)) as log,
-        ):
-            updates = log.execute("SELECT max(rowid) FROM updates").fetchone()[0] or 0
-            if updates:
-                self.samples.append((self._now(), updates))
-            if updates < self._lowest:  # the log has been shortened
-                self._lowest, self._read = updates, 0
-            if updates > self._lowest and self._resumed:
-                self.outages.append((self._died, self._now()))
-                self.observed[self._resumed] += 1
-                self._resumed = ""
-            query = "SELECT seq, time, kind, worker, info FROM events WHERE seq > ? AND kind IN ('Lost', 'Failed')"
-            for seq, at, kind, worker, info in log.execute(query, (self._read,)):
-                self._read = seq
-                event = at, f"{kind} {worker}"
-                if event not in self._seen:
-                    self._seen.add(event)
-                    wrong = "nan" if str(json.loads(info)[0]).startswith("not finite") else "corrupt"
-                    self.observed["kill" if kind == "Lost" else wrong] += 1
+        updates = count_updates(self._log)
+        if updates is None:
+            return
+        if updates:
+            self.samples.append((self._now(), updates))
+        if updates < self._lowest:  # the log has been shortened
+            self._lowest, self._read = updates, 0
+        if updates > self._lowest and self._resumed:
+            self.outages.append((self._died, self._now()))
+            self.observed[self._resumed] += 1
+            self._resumed = ""
+        for fault in faults_after(self._log, self._read):
+            self._read = fault.number
+            event = fault.time, f"{fault.kind} {fault.worker}"
+            if event not in self._seen:
+                self._seen.add(event)
+                wrong = "nan" if str(json.loads(fault.info)[0]).startswith("not finite") else "corrupt"
+                self.observed["kill" if fault.kind == "Lost" else wrong] += 1
 
 
 def _send(pid: int, number: signal.Signals) -> None:

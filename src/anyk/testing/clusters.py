@@ -11,8 +11,7 @@ import numpy as np
 from anyk.clusters import Cluster, Simulated
 from anyk.delays import Constant, DelayModel
 from anyk.optimizers import GD
-from anyk.problems.base import Problem, some_rows
-from anyk.problems.many import ManyProblems
+from anyk.problems import ManyProblems, Problem, some_rows
 from anyk.protocol import (
     Cancel,
     Chunk,
@@ -33,8 +32,7 @@ from anyk.protocol import (
     Task,
 )
 from anyk.runs import Driver, Evaluate, session, train
-from anyk.runs.callbacks import EvaluationInfo
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.api import EvaluationInfo, RunLog, decisions, log_columns
 from anyk.strategies import strategy as build
 from anyk.testing.problems import Squares
 from anyk.testing.toy import Toy
@@ -79,9 +77,9 @@ def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = 
     return driver
 
 
-def _rows(driver: Driver, sql: str) -> list[tuple[Any, ...]]:
+def _log(driver: Driver) -> RunLog:
     assert driver.log is not None
-    return list(driver.log.rows(sql))
+    return driver.log
 
 
 def _all(n: int) -> Task:
@@ -121,8 +119,8 @@ def check_exact_sums(make: MakeCluster, specs: Sequence[tuple[str, int]] = _EXAC
 def check_order_of_delays(make: MakeCluster) -> None:
     """Check that a round ends with the first replies, and cancels the others."""
     driver = _run(build("uncoded:wait=1", workers=_N), make(_N, _Staggered(value=0.4)), 2)
-    used = _rows(driver, "SELECT DISTINCT worker FROM chunks WHERE step IS NOT NULL")
-    assert used == [(0,)], f"worker 0 is fastest, used: {used}"
+    used = {decision.worker for decision in decisions(_log(driver))}
+    assert used == {0}, f"worker 0 is fastest, used: {sorted(used)}"
     counts = driver.ledger.counts
     assert counts.cancelled + counts.discarded >= _N - 1, f"no worker was cut off: {counts}"
 
@@ -136,9 +134,9 @@ def check_discard(make: MakeCluster) -> None:
         return _step(toy, event)
 
     driver = _run(Toy(2, [Dispatch(0, (0, 1), (_all(2), _all(2)))], {Reply: react}), make(2, _Staggered(value=0.2)), 2)
-    rows = _rows(driver, "SELECT ending, received, cancelled FROM chunks ORDER BY task")
-    endings, received, cancelled = zip(*rows, strict=True)
-    assert endings == ("counted", "discarded", "counted"), f"endings: {rows}"
+    chunks = log_columns(_log(driver), "chunks")
+    endings, received, cancelled = chunks["ending"].tolist(), chunks["received"], chunks["cancelled"]
+    assert endings == ["counted", "discarded", "counted"], f"endings: {endings}"
     assert received[1] > cancelled[1], "the discarded message should come after the cancel"
     assert received[2] > received[1], "the newest task starts only when the discarded one is done"
 
@@ -173,7 +171,7 @@ def check_messages_between_workers(make: MakeCluster) -> None:
     driver = _run(Toy(3, [first], react, partitions=_N), make(3, None), 1)
     gradient = -3.0 * _CENTRES[0] - _CENTRES[1] - _CENTRES[2] + 2.0 * _CENTRES[3]
     _expect_model(driver, -0.5 * 0.5 * gradient / _N)
-    weights = _rows(driver, "SELECT task, weight FROM chunks WHERE step = 1 ORDER BY task")
+    weights = [(decision.task, decision.weight) for decision in decisions(_log(driver))]
     assert weights == [(0, 0.5), (1, 0.5), (2, -0.5)], f"weights in the ledger: {weights}"
 
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.arrays import Floats
-from anyk.codes import Code
-from anyk.codes.base import EXACT
+from anyk.codes import EXACT, Code
 
 _SETS = 300  # straggler sets that are tried if all would be too many
 

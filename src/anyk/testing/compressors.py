@@ -10,9 +10,8 @@ import numpy as np
 from anyk import keyed
 from anyk.arrays import Floats, Vector
 from anyk.checks import typed
-from anyk.compression import Compressor, registry
+from anyk.compression import Compressor, Key, Payload, registry
 from anyk.compression import compressor as build
-from anyk.compression.schemes import Key, Payload
 from anyk.errors import BadInput, describe_error
 from anyk.specs import parse
 

@@ -14,8 +14,7 @@ import numpy as np
 from anyk.checks import typed
 from anyk.errors import BadInput, describe_error
 from anyk.matrices import Matrix
-from anyk.problems import from_data
-from anyk.problems.data import Dataset, load, sources
+from anyk.problems import Dataset, from_data, load, sources
 from anyk.regular_files import read_plain
 from anyk.specs import parse
 

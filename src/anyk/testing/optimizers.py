@@ -14,10 +14,8 @@ from anyk import keyed
 from anyk.arrays import Vector
 from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, describe_error
-from anyk.optimizers import Optimizer, registry
+from anyk.optimizers import MADE, Optimizer, State, registry
 from anyk.optimizers import optimizer as build
-from anyk.optimizers.library_classes import MADE
-from anyk.optimizers.steps import State
 
 _SCALES = (1.0, 0.5, 1.0, 0.25, 2.0, 1.0)  # factors on the learning rate, one for each step of a trajectory
 _STEPS = len(_SCALES)

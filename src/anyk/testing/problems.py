@@ -14,7 +14,7 @@ import numpy as np
 from anyk import keyed
 from anyk.arrays import Vector
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Partitions, Problem, ensure_problem, partition_abilities, penalty_of, some_rows
+from anyk.problems import Index, Partitions, Problem, ensure_problem, partition_abilities, penalty_of, some_rows
 
 _SUMS = "partial gradients are of sums over samples, without the regulariser"
 

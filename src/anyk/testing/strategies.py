@@ -10,7 +10,7 @@ from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
 from anyk.protocol import Strategy
 from anyk.runs import Driver, session
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.api import RunLog, decisions, log_columns
 from anyk.testing.hostile import explained, hostile
 
 _EVENTS = 8  # of a hostile schedule, for each step asked for
@@ -80,7 +80,7 @@ def _drive(
             driver.run()
     ledger = driver.ledger.counts
     assert ledger.open == 0, f"the ledger of '{strategy.spec}' does not balance: {ledger}"
-    return log.rows(
-        "SELECT step, task, chunk, worker, version, weight, received FROM chunks WHERE step IS NOT NULL "
-        "ORDER BY step, task, chunk"
-    )
+    chunks = log_columns(log, "chunks")
+    numbers = zip(chunks["task"].tolist(), chunks["chunk"].tolist(), strict=True)
+    received = dict(zip(numbers, chunks["received"].tolist(), strict=True))
+    return [(*used, received[used.task, used.chunk]) for used in decisions(log)]

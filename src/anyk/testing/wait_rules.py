@@ -12,14 +12,12 @@ import numpy as np
 
 from anyk import keyed
 from anyk.checks import AtLeastOne, typed
-from anyk.clusters import Simulated
 from anyk.codes import Code
 from anyk.codes import code as build_code
 from anyk.delays import Exponential
 from anyk.errors import BadInput, describe_error
-from anyk.runs import Driver, session
-from anyk.strategies import Predicate, Rounds, Wait, Waiting
-from anyk.strategies.wait import AnyOf, WaitLike, wait_rule
+from anyk.fleet import pace, simulated_pace
+from anyk.strategies import AnyOf, Predicate, Rounds, Wait, Waiting, WaitLike, wait_rule
 
 _ROUNDS = 30  # of each code
 _TIMES = 16  # moments that are looked at between two arrivals
@@ -275,19 +273,12 @@ def _random_moment(code: Code, replies: int, seconds: float, random: np.random.G
 
 
 def _check_pace(rule: Wait, workers: int) -> None:
-    """Compare the expected seconds of a round with those of a run on the virtual clock; its rounds are independent."""
     strategy, delays = Rounds(build_code("uncoded", workers=workers), wait=rule), Exponential(mean=1.0)
-    expected = strategy.facts.pace(delays).seconds
+    expected = pace(strategy, delays).seconds
     if expected is None:
         return
-    ends = [0.0]
-    cluster = Simulated(workers, delays=delays, seed=0)
-    driver = Driver(strategy, cluster, steps=_UPDATES, on_step=lambda driver: ends.append(driver.time))
-    with session(driver):
-        driver.run()
-    seconds = np.diff(ends)
-    error = float(seconds.std() / len(seconds) ** 0.5)
-    assert abs(seconds.mean() - expected) <= 6.0 * error + 1e-3 * expected + 1e-5, (
+    found = simulated_pace(strategy, delays, updates=_UPDATES)
+    assert abs(found.seconds - expected) <= 6.0 * found.error + 1e-3 * expected + 1e-5, (
         f"a round of exponential workers takes {expected:.4g} s by required_replies() and changes(), in a simulation "
-        f"{seconds.mean():.4g} ± {2.0 * error:.2g} s"
+        f"{found.seconds:.4g} ± {2.0 * found.error:.2g} s"
     )

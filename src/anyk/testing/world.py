@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyk import keyed
-from anyk.clusters.alarms import Alarms
+from anyk.clusters import Alarms
 from anyk.protocol import (
     Cancel,
     Chunk,

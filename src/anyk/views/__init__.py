@@ -1,7 +1,7 @@
 """Views of runs: tables, pictures, pages, progress, and exports for other programs."""
 
-from anyk.runs.live_progress import Progress
-from anyk.views.chaos_page import chaos_page, chaos_table
+from anyk.runs.api import Progress
+from anyk.views.chaos_report import chaos_page, chaos_table
 from anyk.views.code_tables import (
     code_facts,
     codes_table,
@@ -16,7 +16,20 @@ from anyk.views.code_tables import (
 )
 from anyk.views.columns import Columns
 from anyk.views.exports import Exporter, Metrics, exporters, save_perfetto, save_tables
-from anyk.views.page import report
+from anyk.views.exports.prometheus import address
+from anyk.views.fleet_tables import (
+    PLAN_NOTE,
+    checked_lines,
+    draw_explanation,
+    draw_plan,
+    explained_note,
+    explained_table,
+    inexact_table,
+    parts_table,
+    plan_lines,
+    plan_table,
+)
+from anyk.views.page import PAGE, check_packages, report
 from anyk.views.page.panels import Panel, report_figures
 from anyk.views.plots import NothingToDraw, plot
 from anyk.views.result_tables import (
@@ -34,33 +47,49 @@ from anyk.views.result_tables import (
     speed_table,
     staleness_table,
 )
+from anyk.views.style import picture_formats
+from anyk.views.trace_pictures import draw_graph, draw_trace, graph_text, trace_facts, trace_text
 from anyk.views.watching import Watch
 
 __all__ = [
+    "MEAN_NOTE",
+    "PAGE",
+    "PLAN_NOTE",
+    "Columns",
     "Exporter",
     "Metrics",
-    "exporters",
-    "save_perfetto",
-    "save_tables",
-    "Columns",
-    "coefficients_report",
-    "coefficients_table",
     "NothingToDraw",
     "Panel",
     "Progress",
     "Watch",
+    "address",
     "chaos_page",
     "chaos_table",
+    "check_packages",
+    "check_table_packages",
+    "checked_lines",
     "code_facts",
     "codes_table",
+    "coefficients_report",
+    "coefficients_table",
     "curves_table",
+    "draw_explanation",
+    "draw_graph",
+    "draw_plan",
+    "draw_trace",
+    "explained_note",
+    "explained_table",
+    "exporters",
+    "graph_text",
     "holders_text",
+    "inexact_table",
     "matrix_text",
-    "check_table_packages",
-    "MEAN_NOTE",
     "mean_staleness",
     "mean_table",
-    "save_race_table",
+    "parts_table",
+    "picture_formats",
+    "plan_lines",
+    "plan_table",
     "plot",
     "plot_code",
     "plot_codes",
@@ -71,8 +100,13 @@ __all__ = [
     "report",
     "report_figures",
     "residual_text",
+    "save_perfetto",
+    "save_race_table",
+    "save_tables",
     "speed_table",
     "staleness_table",
     "theory_text",
     "thresholds_table",
+    "trace_facts",
+    "trace_text",
 ]

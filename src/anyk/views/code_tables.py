@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyk.codes import Code
-from anyk.codes.base import EXACT
+from anyk.codes import EXACT, Code
 from anyk.errors import BadInput
-from anyk.fleet import Curve, Facts, Threshold
-from anyk.fleet.theory.code_curves import ATTACKED, MissingCode
+from anyk.fleet import ATTACKED, Curve, Facts, MissingCode, Threshold
 from anyk.plain import ByName
 from anyk.views.columns import Columns
 from anyk.views.prose import plain

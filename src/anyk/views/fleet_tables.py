@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyk.fleet import Advice, Checked, Choice, Explanation, Part, Plan, pareto
-from anyk.fleet.explanation.attribution import lower_median
-from anyk.fleet.explanation.sentences import seconds_text
-from anyk.fleet.plans.judging import gain_text, headline, interval_text
-from anyk.fleet.records import Record
+from anyk.fleet import (
+    Advice,
+    Checked,
+    Choice,
+    Explanation,
+    Part,
+    Plan,
+    Record,
+    gain_text,
+    headline,
+    interval_text,
+    lower_median,
+    pareto,
+    seconds_text,
+)
 from anyk.plain import ByName
-from anyk.runs.folder.promise import Estimate
+from anyk.runs.api import Estimate
 from anyk.strategies import strategy
 from anyk.views.columns import Columns
 from anyk.views.style import COLOURS, LIGHT, name_ticks, picture

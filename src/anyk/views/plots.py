@@ -12,8 +12,7 @@ import numpy as np
 from anyk.arrays import Floats
 from anyk.errors import BadInput
 from anyk.runs import Run, Spread, compare, compare_seeds, grouped, spread
-from anyk.runs.folder.config import Recipe
-from anyk.runs.races.speedups import finite_values
+from anyk.runs.api import Recipe, finite_values
 from anyk.strategies import strategy as build_strategy
 from anyk.views.columns import shortened
 from anyk.views.style import COLOURS, DARK, LIGHT, name_ticks, picture

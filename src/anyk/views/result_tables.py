@@ -14,11 +14,7 @@ import numpy as np
 from anyk.errors import BadInput, as_bad_input, needing
 from anyk.problems import Coefficients
 from anyk.runs import OverSeeds, Run, SeedsComparison, compare, compare_seeds, grouped, mean_over, spread
-from anyk.runs.cluster_speed import ClusterSpeed
-from anyk.runs.floor import SHOWN_FROM
-from anyk.runs.limits import LIMIT
-from anyk.runs.log.schema import ASSUMED, DIFFERENT
-from anyk.runs.races.speedups import finite_values
+from anyk.runs.api import ASSUMED, DIFFERENT, LIMIT, SHOWN_FROM, ClusterSpeed, finite_values
 from anyk.views.columns import Columns, shortened
 from anyk.views.style import COLOURS, picture
 

@@ -9,7 +9,7 @@ import numpy as np
 from anyk.arrays import Flags, Floats
 from anyk.delays import Fit, fit
 from anyk.errors import BadInput
-from anyk.fleet.explanation.sentences import rounded, spans
+from anyk.fleet import rounded, spans
 from anyk.graphs import Mixing
 from anyk.plain import ByName
 from anyk.strategies import stragglers

@@ -19,11 +19,9 @@ from anyk.errors import BadInput, as_bad_input, printable
 from anyk.plain import ByName
 from anyk.regular_files import remove_abandoned
 from anyk.runs import Following, Run, is_race
-from anyk.runs.log import queries
-from anyk.runs.log.copies import COPIES, log_state
-from anyk.runs.log.following import LOG
-from anyk.runs.races.race_folder import NAME as RACE
-from anyk.runs.races.race_folder import read_race, run_folders
+from anyk.runs.api import COPIES, log_state, newest_seal, read_race, run_folders
+from anyk.runs.api import LOG_FILE as LOG
+from anyk.runs.api import RACE_FILE as RACE
 from anyk.views.exports.prometheus import Port
 from anyk.views.page import bokeh_scripts, check_packages, page, render, script
 from anyk.views.prose import count_steps, duration
@@ -265,7 +263,7 @@ class _Page:
 
 def _seals(runs: Sequence[Run]) -> str:
     """Return the newest seals of the runs' logs, which change with every write."""
-    return ",".join(queries.newest_seal(run.log) for run in runs)
+    return ",".join(newest_seal(run.log) for run in runs)
 
 
 class _Server(ThreadingHTTPServer):

@@ -6,7 +6,7 @@ from scipy.optimize import minimize
 from anyk.optimizers import GD
 from anyk.problems.base import Problem
 from anyk.runs import Run
-from anyk.runs.log.queries import decisions
+from anyk.runs.api import decisions
 from anyk_papers.item import Criterion, Item, Order
 from anyk_papers.item_table import Case, Table, above_best
 from anyk_papers.lab import Lab, Results

@@ -3,11 +3,11 @@
 import numpy as np
 
 from anyk import keyed
+from anyk.callbacks import Callback, EvaluationInfo
 from anyk.errors import RunFailed
 from anyk.fleet import stability_limit
 from anyk.optimizers import GD
 from anyk.problems import LeastSquares
-from anyk.runs.callbacks import Callback, EvaluationInfo
 from anyk_papers.item import Criterion, Item
 from anyk_papers.item_table import Case, Table, cases
 from anyk_papers.lab import Lab, Results

@@ -25,19 +25,28 @@ from anyk.fleet.records import read
 from anyk.fleet.records.record_sources import Readable
 from anyk.optimizers import Optimizer, Schedule
 from anyk.plain import values_of
-from anyk.problems.base import Problem, Tell
+from anyk.problems import Problem, Tell
 from anyk.protocol import shares_computed
 from anyk.runs import Run, usual_optimizer
-from anyk.runs.callbacks import check_callbacks
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluation, read_evaluate
-from anyk.runs.folder.config import write_sealed
-from anyk.runs.folder.digests import with_callbacks
-from anyk.runs.folder.folders import check_plain
-from anyk.runs.folder.rebuilding import Rebuilt, describe, rebuild
-from anyk.runs.limits import LIMIT, STEPS, Limits
-from anyk.runs.training import combine
+from anyk.runs.api import (
+    LIMIT,
+    STEPS,
+    USUAL,
+    Evaluate,
+    Limits,
+    Rebuilt,
+    check_callbacks,
+    check_evaluation,
+    check_plain,
+    combine,
+    describe,
+    read_evaluate,
+    rebuild,
+    with_callbacks,
+    write_sealed,
+)
 from anyk.specs import with_keys
-from anyk.strategies.construction import fleet_keys, from_spec, with_fleet
+from anyk.strategies import fleet_keys, from_spec, with_fleet
 
 
 @dataclass(frozen=True)
@@ -184,12 +193,35 @@ def train_auto(
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
     rebuilt, hooks = Rebuilt(trained, usual_optimizer(trained, optimizer, lr), fleet), check_callbacks(callbacks)
     limits = Limits(steps, seconds, target).within(STEPS if target is None else LIMIT)
-    own = {"cluster": cluster, "models": models, "uncoded": uncoded, "measuring": measuring(uncoded, workers, max_load)}
-    own |= {"measure": measure, "every": every, "slope": slope, "max_load": max_load, "record": record is not None}
-    evaluation = read_evaluate(evaluate)
-    config = describe(AutoConfig, trained, fleet, rebuilt.optimizer, limits, evaluation, hooks, **own)
+    config = describe(
+        AutoConfig,
+        problem=trained,
+        cluster=fleet,
+        optimizer=rebuilt.optimizer,
+        limits=limits,
+        evaluate=read_evaluate(evaluate),
+        callbacks=hooks,
+        models=models,
+        uncoded=uncoded,
+        measuring=measuring(uncoded, workers, max_load),
+        measure=measure,
+        every=every,
+        slope=slope,
+        max_load=max_load,
+        record=record is not None,
+    )
+    config = replace(config, cluster=cluster)
     folder = None if out is None else Path(out)
-    parts = Parts(config, rebuilt, folder, checkpoint_every, hooks, tell or ignore, progress, record=measured)
+    parts = Parts(
+        config=config,
+        rebuilt=rebuilt,
+        folder=folder,
+        checkpoint_every=checkpoint_every,
+        callbacks=hooks,
+        tell=tell or ignore,
+        progress=progress,
+        record=measured,
+    )
     parts.make_folder()
     return _train(parts)
 
@@ -229,7 +261,16 @@ def resume_auto(
     hooks = check_callbacks(callbacks)
     config = with_callbacks(config, hooks.specs)
     write_sealed(folder / NAME, config)
-    parts = Parts(config, rebuilt, folder, checkpoint_every, hooks, tell or ignore, progress, trust)
+    parts = Parts(
+        config=config,
+        rebuilt=rebuilt,
+        folder=folder,
+        checkpoint_every=checkpoint_every,
+        callbacks=hooks,
+        tell=tell or ignore,
+        progress=progress,
+        trust=trust,
+    )
     parts.restore(folder)
     return _train(parts)
 

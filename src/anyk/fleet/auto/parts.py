@@ -19,16 +19,28 @@ from anyk.fleet.plans.measured_fleet import code_of
 from anyk.fleet.plans.plan import LEAST_ROUNDS, Plan, plan
 from anyk.fleet.records import Record, read
 from anyk.plain import ByName, values_of
-from anyk.problems.base import Tell
+from anyk.problems import Tell
 from anyk.protocol import Strategy, models_trained, slot_names
 from anyk.runs import Promise, Run, resume, train
-from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun
-from anyk.runs.folder.config import NAME as RUN
-from anyk.runs.folder.config import Count, SharedConfig, read_sealed, write_sealed
-from anyk.runs.folder.digests import digests_of
-from anyk.runs.folder.folders import empty, locked, new_folder
-from anyk.runs.folder.rebuilding import Rebuilt, cluster_like
-from anyk.runs.limits import check_rows
+from anyk.runs.api import RUN_FILE as RUN
+from anyk.runs.api import (
+    Callback,
+    Callbacks,
+    Count,
+    Rebuilt,
+    RunInfo,
+    SharedConfig,
+    StepInfo,
+    StopRun,
+    check_rows,
+    cluster_like,
+    digests_of,
+    empty,
+    locked,
+    new_folder,
+    read_sealed,
+    write_sealed,
+)
 from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
 

@@ -9,16 +9,14 @@ import numpy as np
 
 from anyk import codes, keyed
 from anyk.arrays import Floats
-from anyk.delays import fit
-from anyk.delays.models import HEAVIEST, Bimodal, Pareto
+from anyk.delays import HEAVIEST, Bimodal, Pareto, fit
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, Quality, VectorSize, code_of, loads_of, slowness
-from anyk.problems.base import Tell
+from anyk.problems import Tell
 from anyk.protocol import Strategy, models_trained, share_stored
 from anyk.specs import parse, with_keys
-from anyk.strategies import registry
+from anyk.strategies import fleet_keys, from_spec, registry
 from anyk.strategies import strategy as build_strategy
-from anyk.strategies.construction import fleet_keys, from_spec
 
 SIMULATED = 60  # largest number of candidates that are simulated, because they have no closed form
 _MOST_DECODING = 2_000_000  # largest rounds x workers^2 for which codes without a closed form are simulated

@@ -19,11 +19,9 @@ from anyk.fleet.plans.measured_fleet import MeasuredFleet, completed, fleet_of, 
 from anyk.fleet.plans.plan import plan
 from anyk.fleet.records import Record, read
 from anyk.plain import to_plain, values_of
-from anyk.problems.base import Tell
+from anyk.problems import Tell
 from anyk.runs import Promise, Run
-from anyk.runs.folder.digests import with_plugins
-from anyk.runs.folder.promise import Estimate, Source
-from anyk.runs.log.queries import waits_of_steps
+from anyk.runs.api import Estimate, Source, waits_of_steps, with_plugins
 from anyk.strategies import strategy as build_strategy
 
 _GRID = 2.0**30  # parts of a second to which seconds are rounded, so that sums are exact

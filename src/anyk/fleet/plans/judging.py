@@ -17,7 +17,7 @@ from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import USUAL, MeasuredFleet, loads_of, vectors_held
 from anyk.fleet.plans.targets import SEEDS, Arrival, Contest, Goal
 from anyk.protocol import share_stored
-from anyk.runs.folder.promise import Estimate
+from anyk.runs.api import Estimate
 
 LEVEL = 0.90
 _LEAST = 1e-6  # of the mean: the lower limit of a resample

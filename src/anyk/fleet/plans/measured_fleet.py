@@ -13,8 +13,7 @@ import numpy as np
 
 from anyk import codes, keyed
 from anyk.arrays import Flags, Floats
-from anyk.clusters import Simulated
-from anyk.clusters.virtual.cores import Compute
+from anyk.clusters import Compute, Simulated
 from anyk.compression import compressor
 from anyk.delays import DelayModel, Table
 from anyk.errors import BadInput
@@ -24,8 +23,7 @@ from anyk.fleet.records.record_sources import Readable
 from anyk.fleet.simulation import drive, for_jobs
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.protocol import Strategy, shares_computed
-from anyk.runs.log.queries import works
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.api import RunLog, mean_update, newest_versions, transfers, used_works, works
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 
@@ -58,22 +56,18 @@ def vectors_sent(log: RunLog, blocks: int, size: VectorSize) -> float | None:
     none were cancelled. The first tasks of a run do not count, because not all workers are given new ones at an
     asynchronous step.
     """
-    steps = log.rows("SELECT max(version) FROM updates")[0][0]
+    steps = max(newest_versions(log).values(), default=0)
     if not steps:
         return None
     first = 1 if steps > 1 else 0
-    rows = log.rows(
-        f"SELECT c.task, c.worker, w.slot, w.mix, w.share, w.compress FROM chunks c JOIN works w ON w.id = c.work "
-        f"WHERE c.version BETWEEN {first} AND {steps - 1}"
-    )
     total, read = 0.0, set()
-    for task, worker, slot, mix, share, by in rows:
-        neighbours = json.loads(mix or "[]")
-        total += sum(other != worker for other, *_ in neighbours)  # its own model is there already
-        if neighbours and not share:
+    for chunk in transfers(log, first, steps - 1):
+        neighbours = json.loads(chunk.mix or "[]")
+        total += sum(other != chunk.worker for other, *_ in neighbours)  # its own model is there already
+        if neighbours and not chunk.share:
             continue
-        read.add((task, slot))
-        total += 1.0 if neighbours else (size.compressed(by) if by else 1.0) / blocks
+        read.add((chunk.task, chunk.slot))
+        total += 1.0 if neighbours else (size.compressed(chunk.compress) if chunk.compress else 1.0) / blocks
     return float((total + len(read)) / (steps - first))
 
 
@@ -218,14 +212,14 @@ class MeasuredFleet:
             return Quality(0.0, 0.0, 1.0, facts.vectors_sent)
         log = RunLog()
         self.simulate(strategy, log)
-        residual, staleness, steps = log.rows("SELECT avg(residual), avg(staleness), count(*) FROM updates")[0]
+        residual, staleness, steps = mean_update(log)
         layout = self.adapt(strategy).layout
         samples = None
         if layout.inner is None and steps:
             sizes = layout.shares or (1,) * layout.partitions
             assigned = {number: sum(sizes[j] for j in work.partitions) for number, work in works(log).items()}
-            used = log.rows("SELECT work, count(*) FROM chunks WHERE step > 0 GROUP BY work")
-            samples = sum(count * assigned[work] for work, count in used) / (sum(sizes) * steps)
+            used = used_works(log)
+            samples = sum(count * assigned[work] for work, count in used.items()) / (sum(sizes) * steps)
         return Quality(residual, staleness, samples, vectors_sent(log, layout.blocks, size))
 
     def alone(self, spec: str) -> float:

@@ -13,8 +13,7 @@ import numpy as np
 
 from anyk import html, keyed
 from anyk.checks import AtLeastOne, AtLeastZero, Nonnegative, PositiveShare, typed
-from anyk.delays import DelayModel
-from anyk.delays.base import SecondsOrZero
+from anyk.delays import DelayModel, SecondsOrZero
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import at_median, explain
@@ -26,12 +25,10 @@ from anyk.fleet.records import Record, read
 from anyk.fleet.records.record_sources import Readable
 from anyk.optimizers import split_rate
 from anyk.plain import ByName, to_plain, values_of
-from anyk.problems.base import Problem, Tell, ensure_problem
+from anyk.problems import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, models_trained
 from anyk.runs import Promise, Run
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
-from anyk.runs.folder.promise import Source, Today
-from anyk.runs.limits import Limits, check_limits
+from anyk.runs.api import USUAL, Evaluate, Limits, Source, Today, check_limits, read_evaluate
 from anyk.strategies import strategy as build_strategy
 
 LEAST_ROUNDS = 5  # of a record, in which all workers were measured

@@ -18,15 +18,15 @@ from anyk.arrays import Floats
 from anyk.checks import AtLeastOne, FiniteNumber, NonnegativeNumber, check_range, typed
 from anyk.codes import FractionalRepetition
 from anyk.errors import BadInput
-from anyk.strategies.sequential import End
-from anyk.strategies.sequential.replay import (
-    LEAST,
+from anyk.strategies import (
+    LEAST_SECONDS,
     Decided,
+    End,
     KnownRounds,
     Tolerance,
     as_bits,
-    replay,
-    selective,
+    replay_rounds,
+    replay_selective,
 )
 
 _WINDOW = 20  # rounds that SR-SGC's straggler model looks back on at most
@@ -94,7 +94,7 @@ class TraceGrid:
     def uncoded(self) -> Candidate:
         """Return no coding: every round waits for all."""
         shift = self._shift(1.0 / self.workers)
-        seconds = sum(max(LEAST, self._known.rows[t][0][-1] + shift) for t in range(self.jobs))
+        seconds = sum(max(LEAST_SECONDS, self._known.rows[t][0][-1] + shift) for t in range(self.jobs))
         return Candidate("uncoded", 1.0 / self.workers, 0, seconds, self.jobs, self.jobs)
 
     def repetition(self, s: int) -> Candidate:
@@ -108,7 +108,7 @@ class TraceGrid:
         """Return ``gc`` with any s stragglers."""
         groups, load = self._inner(s, end, inner)
         model = Tolerance(s - 1, []) if strict else Tolerance(s, groups)
-        decided = replay(self._known, self.jobs, model, end, self._shift(load))
+        decided = replay_rounds(self._known, self.jobs, model, end, self._shift(load))
         spec = f"gc:stragglers={s}{',strict=true' * strict}{self._keys(end, 'decodable', inner)}"
         return self._added(spec, load, 0, decided)
 
@@ -125,7 +125,7 @@ class TraceGrid:
             groups, load = [], (W - 1 + B) / (n * (W - 1))
         T = W - 2 + B
         model = Tolerance(lambda_, groups, B, W)
-        decided = replay(self._known, self.jobs + T, model, end, self._shift(load))
+        decided = replay_rounds(self._known, self.jobs + T, model, end, self._shift(load))
         return self._added(spec, load, T, decided)
 
     def selective(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
@@ -133,7 +133,7 @@ class TraceGrid:
         s = -(-B * lambda_ // (W - 1 + B))
         spec = f"sr-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
         groups, load = self._inner(s, end, inner)
-        decided = selective(
+        decided = replay_selective(
             self._known,
             self.jobs + B,
             B=B,

@@ -17,11 +17,9 @@ from anyk.fleet.plans.candidates import Timed, batch_of, build_candidate, count_
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize
 from anyk.optimizers import Optimizer, Schedule
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems.base import Problem, Tell
+from anyk.problems import Problem, Tell
 from anyk.runs import train
-from anyk.runs.defaults import usual_optimizer
-from anyk.runs.evaluation.evaluate import Evaluate
-from anyk.runs.limits import LIMIT
+from anyk.runs.api import LIMIT, Evaluate, usual_optimizer
 
 SEEDS = 5  # number of seeds with which arrivals are measured, besides the seed with which strategies are chosen
 _CONTESTANTS = 30  # largest number of contestants

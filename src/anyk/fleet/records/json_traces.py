@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from anyk.arrays import Array
-from anyk.delays.time_tables import in_order, plain_name
+from anyk.delays import in_order, plain_name
 from anyk.errors import BadInput
 from anyk.fleet.records.packed import open_packed, stem
 from anyk.fleet.records.record import Record

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from anyk.arrays import Floats
-from anyk.delays.time_tables import in_order
+from anyk.delays import in_order
 from anyk.errors import BadInput
 from anyk.fleet.records.packed import open_packed
 from anyk.fleet.records.record import Record

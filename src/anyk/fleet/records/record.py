@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk.arrays import Flags, Floats, Indices
-from anyk.delays.base import MOST
-from anyk.delays.time_tables import in_order, summarised
+from anyk.delays import MOST, in_order, summarised
 from anyk.errors import BadInput, as_bad_input, needing
 from anyk.plain import ByName
 

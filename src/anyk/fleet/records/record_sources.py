@@ -15,8 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from anyk.delays.column_meanings import Named
-from anyk.delays.time_tables import TimeTable, interpreted, read_arrays
+from anyk.delays import Named, TimeTable, interpreted, read_arrays
 from anyk.errors import BadInput, explaining
 from anyk.fleet.records.json_traces import is_json, read_json
 from anyk.fleet.records.other_programs import COLUMNS, is_event_log, read_event_log, read_operations
@@ -25,9 +24,9 @@ from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
 from anyk.matrices import read_npz
 from anyk.runs import Run, is_race
-from anyk.runs.log.delay_trace import computing_seconds, crowding, driver_seconds, task_seconds
+from anyk.runs.api import computing_seconds, crowding, driver_seconds, task_seconds
 from anyk.specs import Entry, Registry
-from anyk.strategies.construction import fleet_keys
+from anyk.strategies import fleet_keys
 from anyk.tables import Table, check_input_file, limit, read_csv, read_parquet, shown
 
 Readable = str | Path | Run | Record  # a source of a record

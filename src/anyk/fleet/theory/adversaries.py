@@ -16,11 +16,20 @@ import numpy as np
 from anyk import keyed
 from anyk.arrays import Indices
 from anyk.checks import AtLeastOne, PositiveShare, typed
-from anyk.codes import Code, worst_stragglers
-from anyk.codes.base import incidence
-from anyk.codes.biregular import second_singular
-from anyk.codes.decoders import Decoding, Method, Own, method
-from anyk.codes.search import check_count, is_exhaustive, is_optimal, replies_of
+from anyk.codes import (
+    Code,
+    Decoding,
+    Method,
+    Own,
+    check_count,
+    incidence,
+    is_exhaustive,
+    is_optimal,
+    method,
+    replies_of,
+    second_singular,
+    worst_stragglers,
+)
 
 Knowledge = Literal["code", "overlaps", "nothing"]
 SETS = 101  # random orders of the workers, by default

@@ -11,12 +11,9 @@ import numpy as np
 from anyk import codes, keyed
 from anyk.arrays import Flags, Floats, Indices
 from anyk.checks import AtLeastOne, typed
-from anyk.codes import Code, worst_stragglers
-from anyk.codes.base import check_workers
-from anyk.codes.decoders import method
-from anyk.codes.search import check_count, is_exhaustive, replies_of
+from anyk.codes import Code, check_count, check_workers, is_exhaustive, method, replies_of, worst_stragglers
 from anyk.errors import BadInput
-from anyk.problems.base import Tell
+from anyk.problems import Tell
 from anyk.specs import parse, show
 
 _SETS = 200  # random straggler sets of an average

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 from msgspec import Meta
 
 from anyk.checks import PositiveNumber, check_range, typed
-from anyk.codes.repetition import harmonic
+from anyk.codes import harmonic
 from anyk.errors import BadInput
 
 Scheme = Literal["uncoded", "exact", "approximate"]

@@ -11,15 +11,30 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Floats, Vector
+from anyk.arrays import Array, Floats, Vector
 from anyk.checks import AtLeastZero, typed
 from anyk.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of
 from anyk.problems.data.sample_batches import Samples
+from anyk.problems.given import GivenArrays
 from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of, sums_of
 from anyk.problems.jax.model_loss import SEED, Averages, JaxNetwork, names_of, seed_for, seed_of
-from anyk.problems.jax.pytrees import Held, JaxArray, Trainable, Tree, distinct, first_line, is_array, kind_of, model_of
+from anyk.problems.jax.pytrees import (
+    Held,
+    JaxArray,
+    Model,
+    Trainable,
+    Tree,
+    distinct,
+    first_line,
+    in_modes,
+    is_array,
+    is_module,
+    kind_of,
+    model_of,
+    modes_of,
+)
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import write_model_file
 from anyk.problems.network_problem import (
@@ -33,9 +48,9 @@ from anyk.problems.network_problem import (
     with_weights,
 )
 from anyk.problems.replicas import ROWS, adds_up, model_like, not_a_sum, nudge_signs, trial_groups
-from anyk.problems.surroundings import variables_of
+from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, Watch
+from anyk.problems.watch import ANEW, DATA, Computing, Watch, compare_copies, other_numbers
 
 if TYPE_CHECKING:
     from readjax import Source
@@ -44,6 +59,7 @@ _WITHOUT_JAX = "JaxProblem(workers='numpy')"
 _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
 _RENEWED = 1024  # rows of shards from which running statistics are computed to evaluate
 _ROUNDINGS = 16.0  # by which two gradients of the same rows may differ in the same process
+_LISTED = 3  # names that a sentence lists at most
 _TRIED = 4  # rows from which the moving averages of a state are learned
 _LOSS = HELD_OUT_LOSS
 
@@ -154,6 +170,10 @@ class JaxProblem(NetworkProblem):
         self._network = JaxNetwork(
             loss, model, mean=reduction != "sum", rng=rng, has_aux=has_aux, state=state is not None
         )
+        self._given, self._trainable, self._made_modes = params, trainable, modes_of(params)
+        self._made_with = {name: digest_of(array) for name, (_, array) in self._numbers().items()}
+        self._loss_variables = variables_of({"the loss": loss})
+        self._made_variables = self._model_variables()
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
         self.dtype, self.dimension = self._initial.dtype, self._initial.size
         self.shapes = self._network.shapes
@@ -173,6 +193,11 @@ class JaxProblem(NetworkProblem):
             raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
         self._set_weights(weights, held_out_weights, sampling)
         self._given_weights = weights
+        self._given_arrays = GivenArrays()
+        self._given_arrays.add(DATA, data, self._data.arrays)
+        self._given_arrays.add("held_out", held_out, () if self._held_out is None else self._held_out.arrays)
+        self._given_arrays.add(f"{DATA}'s weights", weights, ())
+        self._given_arrays.add("held_out_weights", held_out_weights, ())
         if self._weighted:
             self._check_weighted(reduction)
         remark = self._try(self._data, "the data")
@@ -309,22 +334,92 @@ class JaxProblem(NetworkProblem):
         return DecompiledPartitions(texts, data.arrays, ends.tolist(), self.dimension, self.dtype)
 
     def watch_code(self) -> Watch:
-        """Return an object that notices if the given loss computes something else than now."""
+        """Return an object that notices if the given loss or model compute something else than now."""
         network = self._network
-        roots = {"the loss": network.loss, "the model": network.model, DATA: self._data.arrays, **self._data.code}
+        roots = {"the loss": network.loss, DATA: self._data.arrays, **self._data.code}
         if self._given_weights is not None:
             roots[f"{DATA}'s weights"] = self._given_weights
-        limit = _ROUNDINGS * float(np.finfo(self.dtype).eps)
-        return Watch(partial(variables_of, roots), self._gradient_now, limit)
 
-    def _gradient_now(self) -> Vector:
+        def variables(*, arrays: bool = True) -> Variables:
+            return self._model_variables(arrays=arrays) | variables_of(roots, arrays=arrays)
+
+        def gradient() -> Vector:
+            model = self._model_now()
+            state = self._held.state if model.state is None else model.state
+            return self._gradient_of(model, self._held._replace(fixed=model.fixed, state=state))
+
+        return Watch(variables, gradient, self._rounding())
+
+    def _rounding(self) -> float:
+        return _ROUNDINGS * float(np.finfo(self.dtype).eps)
+
+    def _model_now(self) -> Model:
+        """Return the given model as it is now; if it is in evaluation mode as a whole, in the modes that it had."""
+        return model_of(in_modes(self._given, self._made_modes), self._trainable)
+
+    def _model_variables(self, *, arrays: bool = True) -> Variables:
+        """Return the variables of the given model, without trained parameters."""
+        roots = {"params": self._given} if is_module(self._given) else {}
+        if arrays:
+            roots |= {name: array for name, (kind, array) in self._numbers().items() if kind == "fixed"}
+        return variables_of(roots, arrays=arrays)
+
+    def _numbers(self) -> dict[str, tuple[str, Array]]:
+        """Return the given model's arrays as they are now, and whether they are trained or fixed, by name."""
+        model = model_of(self._given, self._trainable)
+        kinds = model.kinds()
+        return {
+            f"the {kinds[path]} parameter '{path}'": (kinds[path], array)
+            for path, array in model.named(model.begin, model.fixed).items()
+        }
+
+    def check_unchanged(self, *, begins: bool) -> list[str]:
+        """Refuse a model or data that have changed since the problem was made; return a sentence on other numbers.
+
+        ``begins``: whether the run begins with the problem's initial parameters.
+        """
+        self._given_arrays.check()
+        self._follow_loss()
+        try:
+            numbers = self._numbers()
+        except BadInput as error:
+            raise BadInput(f"params has changed since the problem was made: {error}; {ANEW}") from None
+        if numbers.keys() != self._made_with.keys():
+            some = ", ".join(sorted(numbers.keys() ^ self._made_with.keys())[:_LISTED])
+            raise BadInput(f"params has other arrays than when the problem was made ({some}); {ANEW}")
+
+        def gradient() -> Vector:
+            model = self._model_now()
+            held = self._held if model.state is None else self._held._replace(state=model.state)
+            return self._gradient_of(model, held)
+
+        copied = Computing(lambda: self._made_variables, lambda: self._gradient_of(self._network.model, self._held))
+        compare_copies(copied, Computing(self._model_variables, gradient), self._rounding())
+        other = [
+            name
+            for name, (kind, array) in numbers.items()
+            if (begins or kind == "fixed") and digest_of(array) != self._made_with[name]
+        ]
+        return [] if not other else [other_numbers(other, "params")]
+
+    def _follow_loss(self) -> None:
+        """Compile anew if the loss reads other variables than when it was last compiled: they are constants in it."""
+        import jax
+
+        now = variables_of({"the loss": self._network.loss})
+        if now != self._loss_variables:
+            self._network = self._network.with_model(self._network.model)
+            self._stepped, self._last = jax.jit(self._network.stepped), None
+            self._loss_variables = now
+
+    def _gradient_of(self, model: Model, held: Held) -> Vector:
         """Return the gradient of a few rows, for which the loss is traced anew."""
         import jax
 
-        head, network = self._data.head, self._network
+        head, network = self._data.head, self._network.with_model(model)
         batch = head.batch(slice(0, min(ROWS, head.tried)))
-        gradient = jax.jit(jax.grad(lambda w: network.total(w, self._held, batch, SEED)))
-        return np.asarray(gradient(model_like(network.scales, self.dtype)))
+        gradient = jax.jit(jax.grad(lambda w, *rest: network.total(w, *rest)))
+        return np.asarray(gradient(model_like(network.scales, self.dtype), held, batch, SEED))
 
     def with_values(self, leaves: Leaves) -> JaxProblem:
         """Return the problem with other values, with which it is evaluated."""

@@ -101,6 +101,13 @@ class JaxNetwork:
         self.for_loss = taken_by(self.loss, names)
         check_taken(names, self.for_loss)
 
+    def with_model(self, model: Model) -> JaxNetwork:
+        """Return the same loss of another model, not compiled yet."""
+        network = object.__new__(JaxNetwork)
+        network.__dict__ |= {name: value for name, value in self.__dict__.items() if name not in _COMPILED}
+        network.model = model
+        return network
+
     def __reduce__(self) -> Any:
         own = {name: value for name, value in self.__dict__.items() if name not in _COMPILED}
         return _unpickle, _pickle_by_value(own)

@@ -84,6 +84,13 @@ class Model:
         pairs = jax.tree_util.tree_flatten_with_path(self._join(trained, fixed))[0]
         return distinct((self._name(path), leaf) for path, leaf in pairs if _is_fixed(leaf))
 
+    def kinds(self) -> dict[str, str]:
+        """Return, by its path, whether each leaf is ``trained``, ``fixed`` or ``kept``."""
+        import jax
+
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self._join(self.begin, self.fixed))[0]]
+        return dict(zip(map(self._name, paths), self._kinds, strict=True))
+
     def trained(self, arrays: Leaves) -> Tree:
         """Return the pytree of trained arrays, with None for all others."""
         parts = iter(arrays)
@@ -234,6 +241,45 @@ class NnxModel(Model):
         from flax import nnx
 
         return nnx.split(whole, nnx.Param, nnx.RngState, ...)[3] if self._empty is None else None
+
+
+_MODES = ("deterministic", "use_running_average")  # attributes that nnx's train() and eval() set
+Modes = dict[tuple[Any, ...], bool]
+
+
+def modes_of(params: object) -> Modes:
+    """Return the modes of the parts of an nnx module, True for evaluation, by path and attribute; else none."""
+    if _is_module(params) != "nnx" or isinstance(params, type):
+        return {}
+    from flax import nnx
+
+    return {
+        (*path, name): bool(vars(part)[name])
+        for path, part in nnx.iter_graph(params)
+        if isinstance(part, nnx.Module)
+        for name in _MODES
+        if isinstance(vars(part).get(name), bool)
+    }
+
+
+def in_modes(params: Any, modes: Modes) -> Any:
+    """Return a module that computes in these modes, a copy if it is one of nnx in evaluation mode as a whole."""
+    now = modes_of(params)
+    if not now or now == modes or not all(now.values()):
+        return params
+    from flax import nnx
+
+    copied = nnx.merge(*nnx.split(params))
+    for path, part in nnx.iter_graph(copied):
+        for name in _MODES:
+            if (*path, name) in modes:
+                setattr(part, name, modes[*path, name])
+    return copied
+
+
+def is_module(params: object) -> bool:
+    """Return whether params is a module of Equinox or nnx, whose attributes count as well as its arrays."""
+    return _is_module(params) in ("equinox", "nnx")
 
 
 def model_of(params: object, trainable: Trainable) -> Model:

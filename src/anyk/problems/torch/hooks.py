@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +18,25 @@ if TYPE_CHECKING:
 def has_hooks(parameter: torch.nn.Parameter) -> bool:
     """Return whether a hook receives the parameter's gradient, before or after it is accumulated."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+@contextmanager
+def without_hooks(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Compute without the hooks of parameters, for a while: torch looks them up in these dictionaries."""
+    tables: list[Any] = [
+        table
+        for parameter in parameters
+        for table in (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
+        if table
+    ]
+    contents = [dict(table) for table in tables]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, content in zip(tables, contents, strict=True):
+            table.update(content)
 
 
 def set_gradients(parameters: Sequence[torch.nn.Parameter] = (), gradients: Sequence[torch.Tensor] = ()) -> None:

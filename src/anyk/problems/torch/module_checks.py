@@ -77,6 +77,15 @@ def check_module(module: object) -> None:
                 "the module is wrapped in DistributedDataParallel, whose processes average gradients themselves; give "
                 "the module inside, module.module"
             )
+        computed = [key for key, value in vars(part).items() if isinstance(value, torch.Tensor) and not value.is_leaf]
+        if computed:
+            place = f"{name}.{computed[0]}".removeprefix(".")
+            raise BadInput(
+                f"'{place}' of the module is computed from parameters, and torch cannot copy it; if "
+                "torch.nn.utils.prune or its older weight_norm or spectral_norm left it there, use "
+                "torch.nn.utils.parametrizations or parametrize instead, or make it permanent (prune.remove); if a "
+                "forward pass stores it, .detach() it"
+            )
         if getattr(part, "scale_grad_by_freq", False):
             raise BadInput(
                 f"'{name}' divides gradients by how often a number occurs in a batch (scale_grad_by_freq=True), so "

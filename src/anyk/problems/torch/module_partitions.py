@@ -20,6 +20,7 @@ from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Sam
 from anyk.problems.generators import cuda_generators, preserved_generators, seeded_generators
 from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws
 from anyk.problems.surroundings import Variables, variables_of
+from anyk.problems.torch.hooks import without_hooks
 from anyk.problems.torch.module_checks import check_loss, check_samples
 from anyk.problems.torch.network import (
     Network,
@@ -60,6 +61,8 @@ class DeviceSamples(Samples):
 
 class TorchPartitions(Batches):
     """A module's training data in partitions; see :class:`~anyk.problems.base.Partitions`."""
+
+    marks_unused = True
 
     def __init__(
         self,
@@ -290,19 +293,26 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def modes_of(module: torch.nn.Module) -> dict[str, str]:
-    """Return the modes of a module's parts as variables; none if it is in evaluation mode as a whole."""
+def modes_of(module: torch.nn.Module, modes: Sequence[bool] | None = None) -> dict[str, str]:
+    """Return the modes of a module's parts as variables; none if it is in evaluation mode as a whole.
+
+    ``modes``: whether each part is in training mode, if not as now.
+    """
     if not module.training:
         return {}
-    modes = {True: "training mode", False: "evaluation mode"}
-    return {f"the mode of the module.{name}": modes[part.training] for name, part in module.named_modules() if name}
+    words = {True: "training mode", False: "evaluation mode"}
+    names, now = zip(*((name, part.training) for name, part in module.named_modules()), strict=True)
+    return {
+        f"the mode of the module.{name}": words[mode] for name, mode in zip(names, modes or now, strict=False) if name
+    }
 
 
 @contextmanager
-def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[None]:
-    """Let a module compute with the frozen parameters and the buffers of another, for a while.
+def as_initial(module: torch.nn.Module, initial: torch.nn.Module, made: Sequence[bool]) -> Iterator[None]:
+    """Let a module compute with the frozen parameters and the buffers of another, without hooks of its parameters.
 
-    If it is in evaluation mode as a whole, it computes with the other's modes, too.
+    ``made``: whether each part was in training mode when the other was copied from it; parts that still are in the
+    same, or in evaluation mode with the whole module, compute in the mode of the other's part.
     """
     parameters = [(parameter, parameter.data, parameter.requires_grad) for parameter in module.parameters()]
     modes = [(part, part.training) for part in module.modules()]
@@ -311,15 +321,16 @@ def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[No
     try:
         for part, buffers in computed:
             part._buffers = dict(dict.items(buffers))
-        with preserved_buffers(module):
+        with preserved_buffers(module), without_hooks(module.parameters()):
             for (parameter, *_), initial_parameter in zip(parameters, initial.parameters(), strict=True):
                 parameter.requires_grad_(initial_parameter.requires_grad)
                 if not parameter.requires_grad:
                     parameter.data = initial_parameter.data.to(parameter.device)
             for buffer, initial_buffer in zip(module.buffers(), initial.buffers(), strict=True):
                 buffer.copy_(initial_buffer)
-            if not module.training:
-                for (part, _), initial_part in zip(modes, initial.modules(), strict=True):
+            whole = not module.training
+            for (part, mode), initial_part, was in zip(modes, initial.modules(), made, strict=True):
+                if whole or mode == was:
                     part.training = initial_part.training
             yield
     finally:

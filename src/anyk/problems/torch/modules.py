@@ -26,11 +26,12 @@ from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, SampleBatch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.generators import seeded_generators
+from anyk.problems.given import GivenArrays
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
-from anyk.problems.replicas import TOGETHER, trial_groups
-from anyk.problems.surroundings import Variables, variables_of
+from anyk.problems.replicas import ROWS, TOGETHER, trial_groups
+from anyk.problems.surroundings import Variables, is_read, variables_of
 from anyk.problems.torch.hooks import call_hooks, has_hooks
 from anyk.problems.torch.loaders import is_loader, read_loader
 from anyk.problems.torch.metrics import Metric, Metrics, check_on_trial, compute_metrics, default_metrics
@@ -77,7 +78,7 @@ from anyk.problems.torch.tensor_samples import (
     tensor_over,
 )
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, Copied, Watch
+from anyk.problems.watch import ANEW, DATA, DATA_SET, Computing, Watch, compare_copies, other_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 _STATISTICS_ITEMS = 1024  # number of items for running statistics, if a data set is read item by item
 _ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 _TRIED = 2  # samples on which module and loss are tried; batch norm needs two
+_LISTED = 3  # names that a sentence lists at most
 _WEIGHED = 3  # samples whose losses are computed one by one and from outputs together
 
 
@@ -169,6 +171,7 @@ class TorchProblem(NetworkProblem):
     torch.Size([40, 2])
     """
 
+    marks_unused = True
     shapes: list[tuple[int, ...]]
     unused: frozenset[int]  # the trainable parameters, by number, that the first samples' loss does not use
     norms: tuple[str, ...]  # the names of the batch norms whose running statistics are computed anew
@@ -201,8 +204,9 @@ class TorchProblem(NetworkProblem):
         values: Mapping[str, Any] | None = None,
     ) -> None:
         device = str(device)  # it may be a torch.device
-        sampler = None
+        sampler, given = None, dataset
         if is_loader(dataset):
+            given = dataset.dataset
             loaded = read_loader(dataset, "the data set")
             dataset, self.step_samples, self.data_remarks = loaded.data, loaded.batch, (loaded.remark,)
             num_workers = num_workers or loaded.processes
@@ -227,6 +231,9 @@ class TorchProblem(NetworkProblem):
         self._network.set_values(self.changing_values.build(self.changing_values.initial))
         self.module, self._given = module, list(module.parameters())
         self._given_loss, self._given_mean = loss, mean
+        self._given_reduction = getattr(loss, "reduction", None)
+        self._made_modes = [part.training for part in module.modules()]
+        self._made_with = self._numbers_of(twin)
         ignored = ignored_target(loss)
         parameters = trainable_parameters(twin)
         self.dtype = dtype_of(parameters)
@@ -238,7 +245,7 @@ class TorchProblem(NetworkProblem):
         data = samples_of(dataset, "the data set", self.dtype, reading)
         no_labels = "the targets are not an array of one integer for each sample"
         self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
-        held_out_samples = None
+        held_out_samples, held_out_given = None, getattr(held_out, "dataset", held_out)
         if held_out is not None:
             evaluated = reading.evaluated
             if is_loader(held_out):
@@ -255,6 +262,13 @@ class TorchProblem(NetworkProblem):
         self._set_samples(data, held_out_samples)
         self._set_weights(weights, held_out_weights, sampling)
         self._drawn = {"weights": weights, "sampler": sampler}  # what the user may change, by its name
+        self._given_arrays = GivenArrays()
+        self._given_arrays.add(DATA, given, data.arrays)
+        self._given_arrays.add("held_out", held_out_given, () if held_out_samples is None else held_out_samples.arrays)
+        self._given_arrays.add(f"{DATA}'s weights", weights, ())
+        self._given_arrays.add("held_out_weights", held_out_weights, ())
+        if sampler is not None:
+            self._given_arrays.add(f"{DATA}'s sampler", list(vars(sampler).values()), ())
         if any(samples.weights is not None for samples in (data, held_out_samples) if samples is not None):
             with explaining("the first samples cannot be read", alone=RunFailed):
                 self._network.check_weighted(data.head.batch, min(_WEIGHED, len(data.head)))
@@ -436,13 +450,40 @@ class TorchProblem(NetworkProblem):
 
     def watch_code(self) -> Watch:
         """Return an object that notices if the given module, loss or data set compute something else than now."""
-        live = copy.copy(self._network)
-        live.module, live.loss = self.module, self._given_loss
-        if live.mean != self._given_mean:  # the mean over targets that are not ignored became a sum
-            live.loss = copy.copy(self._given_loss)
-            live.loss.reduction = "sum"
-        live.place = next(self.module.parameters()).device
-        partitions, copies = self.split(1), self._network.module
+        present = self._present(self.split(1))
+        return Watch(present.variables, present.gradient, self._rounding(), self._is_read)
+
+    def _is_read(self, name: str) -> bool:
+        """Return whether the loss may depend on a variable of the data, by the variable's name."""
+        data = self._data
+        if isinstance(data, Items):
+            functions = [function for root, function in data.code.items() if root != DATA_SET]
+            return is_read(data.mark, name, [*functions, self._given_loss])
+        number = name.removeprefix(f"{DATA}[").removesuffix("]")
+        if not (isinstance(data, Arrays) and number.isdigit()):
+            return True
+        array, rows = data.arrays[int(number)], np.arange(min(ROWS, len(data)))
+        elsewhere = np.flatnonzero((array != array[:1]).reshape(len(array), -1).any(axis=1))
+        if not elsewhere.size:
+            return True
+        some, changed = data.select_rows(rows), data.select_rows(rows)
+        arrays = list(changed.arrays)
+        arrays[int(number)] = array[np.resize(elsewhere, len(rows))]
+        changed.arrays = arrays
+        try:
+            with as_initial(self.module, self._network.module, self._made_modes):
+                one, other = (
+                    TorchPartitions(self._network, each, cut(len(rows), 1)).tried_with(self._live())
+                    for each in (some, changed)
+                )
+        except Exception:  # such as a target that is out of range for its sample
+            return True
+        return not np.array_equal(one, other)
+
+    def _present(self, partitions: TorchPartitions) -> Computing:
+        """Return the variables and the gradient of the given module, loss and data set as they are now."""
+        live = self._live()
+        copies = self._network.module
         roots = {"the loss": self._given_loss, "count": live.count, DATA: self._data.arrays, **self._data.code}
         roots |= {f"{DATA}'s {name}": given for name, given in self._drawn.items() if given is not None}
         items = self._data.mark if isinstance(self._data, Items) else ()
@@ -452,21 +493,106 @@ class TorchProblem(NetworkProblem):
             return variables_of(objects, arrays=arrays) | modes_of(self.module)
 
         def gradient() -> Vector:
-            with as_initial(self.module, copies):
+            with as_initial(self.module, copies, self._made_modes):
                 return partitions.tried_with(live)
 
-        def copied_gradient() -> Vector:
-            copied = copy.copy(live)
+        return Computing(variables, gradient)
+
+    def _live(self) -> Network:
+        """Return a network of the given module and loss."""
+        live = copy.copy(self._network)
+        live.module, live.loss = self.module, self._given_loss
+        if live.mean != self._given_mean:  # the mean over targets that are not ignored became a sum
+            live.loss = copy.copy(self._given_loss)
+            live.loss.reduction = "sum"
+        live.place = next(self.module.parameters()).device
+        return live
+
+    def _rounding(self) -> float:
+        """Return the relative difference that rounding may cause between two gradients in this process."""
+        on_cpu = next(self.module.parameters()).device.type == "cpu"
+        if on_cpu and self._network.precision is None:
+            return _ROUNDINGS * float(np.finfo(self.dtype).eps)
+        return self.split(1).rounding()
+
+    def check_unchanged(self, *, begins: bool) -> list[str]:
+        """Refuse a module or data that have changed since the problem was made; return a sentence on other numbers.
+
+        ``begins``: whether the run begins with the problem's initial parameters.
+        """
+        self._given_arrays.check()
+        self._check_made()
+        live, copies, partitions = self._live(), self._network.module, self.split(1)
+        made = modes_of(self.module, self._made_modes)
+
+        def gradient() -> Vector:
+            copied = copy.copy(self._network)
+            copied.place = live.place
             there = next(copies.parameters()).device == live.place
             copied.module = copies if there else copy.deepcopy(copies).to(live.place)
-            with as_initial(copied.module, copies):
+            modes = [part.training for part in copies.modules()]
+            with as_initial(copied.module, copies, modes):
                 return partitions.tried_with(copied)
 
-        rounding = _ROUNDINGS * float(np.finfo(self.dtype).eps)
-        limit = rounding if live.kind == "cpu" and live.precision is None else partitions.rounding()
-        copied = Copied(lambda: variables_of({"the module": copies}) | modes_of(copies), copied_gradient)
-        # hooks of parameters, which the copies have not, change the gradient of the module itself
-        return Watch(variables, gradient, limit, copied=None if self.hooked_parameters else copied)
+        compare_copies(
+            Computing(lambda: variables_of({"the module": copies}) | made, gradient),
+            Computing(
+                lambda: variables_of({"the module": self.module}) | modes_of(self.module),
+                self._present(partitions).gradient,
+            ),
+            self._rounding(),
+        )
+        numbers = self._numbers_of(self.module)
+        other = [name for name, kind in self._made_with.items() if numbers[name] != kind]
+        trained = {f"parameter '{name}'" for name, given in self.module.named_parameters() if given.requires_grad}
+        if not begins:
+            other = [name for name in other if name not in trained]
+        return [other_numbers(other, "the module")] if other else []
+
+    def _numbers_of(self, module: torch.nn.Module) -> Variables:
+        """Return digests of a module's parameters and buffers, without running statistics that are computed anew."""
+        trained = {f"parameter '{name}'": parameter for name, parameter in module.named_parameters()}
+        tensors = trained | kept_tensors(module, self.moving_norms)
+        return {name: "".join(variables_of({name: tensor}).values()) for name, tensor in tensors.items()}
+
+    def _check_made(self) -> None:
+        """Refuse other parameters or parts, another reduction of the loss or another length of the data set."""
+        copies = self._network.module
+        forms, now = (
+            {
+                name: f"{'trained' if each.requires_grad else 'frozen'} and of shape {tuple(each.shape)}"
+                for name, each in module.named_parameters()
+            }
+            for module in (copies, self.module)
+        )
+        for name in forms.keys() & now.keys():
+            if forms[name] != now[name]:
+                raise BadInput(
+                    f"parameter '{name}' was {forms[name]} when the problem was made and is {now[name]} now; {ANEW}"
+                )
+        if forms.keys() != now.keys():
+            some = ", ".join(sorted(forms.keys() ^ now.keys())[:_LISTED])
+            raise BadInput(f"the module has other parameters than when the problem was made ({some}); {ANEW}")
+        parts, parts_now = (
+            {name: type(part).__name__ for name, part in module.named_modules()} for module in (copies, self.module)
+        )
+        for name in sorted(parts.keys() | parts_now.keys()):
+            kind, kind_now = parts.get(name, "missing"), parts_now.get(name, "missing")
+            if kind != kind_now:
+                raise BadInput(
+                    f"{f'part {name!r} of the module' if name else 'the module'} was {kind} when the problem was made "
+                    f"and is {kind_now} now; {ANEW}"
+                )
+        reduction = getattr(self._given_loss, "reduction", None)
+        if reduction != self._given_reduction:
+            raise BadInput(
+                f"the reduction of the loss was {self._given_reduction!r} when the problem was made and is "
+                f"{reduction!r} now; {ANEW}"
+            )
+        if not self.endless and (length := len(self._data)) != self.samples:
+            raise BadInput(
+                f"the data set had {self.samples:,} samples when the problem was made and has {length:,} now; {ANEW}"
+            )
 
     def initial(self) -> Vector:
         """Return the parameters of the given module, as one vector."""

@@ -99,7 +99,9 @@ class Driver:
         self.layout = layout = strategy.layout
         values = None if problem is None or optimizer is None else abilities_of(problem).changing_values
         carried = None if values is None else CarriedValues(cluster, values, log)
-        self.versions = Versions(cluster, layout, problem, optimizer, warm_start, carried)
+        self.versions = Versions(
+            cluster=cluster, layout=layout, problem=problem, optimizer=optimizer, warm_start=warm_start, carried=carried
+        )
         self.ledger = Ledger(strategy.spec, layout.workers, cluster, self.versions, log, computes=problem is not None)
         parts, audit = (cluster, self.versions, self.ledger), Audit(layout.partitions, layout.blocks)
         self._updates = None if problem is None else Updates(*parts, problem, optimizer, audit)
@@ -193,58 +195,26 @@ class Driver:
         """Continue until a limit is reached or the strategy stops; raise :class:`~anyk.errors.RunFailed` on failure."""
         if self.finished():
             return
-        log, on, failing = self.log, self.running.on, self._faults.in_a_row
-        agreement = self._agreement
-        arrive = self.ledger.arrive if agreement is None else lambda _: True  # it is in the ledger already
         self._answer()  # questions of a resumed run's strategy that were not answered yet
         # a run ends by an alarm, as reading the clock would take a later event from the cluster and lose it
         self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
-        on_event, on_news = self._on_event, self._on_news
+        agreement, on_event = self._agreement, self._on_event
         for event in self.cluster.events() if agreement is None else self._compared_events(agreement):
-            if event is None:
-                if log is not None:
-                    log.tidy()
+            if event is None:  # none for some time
+                if self.log is not None:
+                    self.log.tidy()
                 if self.interrupted:
                     break
-                if on_event is not None:
-                    on_event(self)
-                continue
-            self._now = event.time
-            if isinstance(event, Reply):
-                if not arrive(event):
-                    continue
-                if failing:
-                    failing.pop(event.worker, None)
-            elif isinstance(event, Cut):
-                self.ledger.cut(event)
-                continue
-            elif isinstance(event, Progress):
-                self.ledger.progress(event)
             elif isinstance(event, Alarm) and event.name == _LIMIT:
+                self._now = event.time
                 break
-            elif isinstance(event, Failed):
-                if self.ledger.batch(event.task) is None:
-                    self.ledger.fail_late(event)
+            else:
+                self._now = event.time
+                known = self._enter(event)
+                if known is None:
                     continue
-                event = self._judge_failure(event)
-            if log is not None:
-                log.event(event)  # before its consequences are logged
-                log.tidy()
-            if not isinstance(event, Reply):
-                self._note_worker(event)
-            elif stale := self.ledger.staleness(event):
-                event = event._replace(staleness=stale)
-            commands = on(event)
-            if commands or self.interrupted:
-                self._obey(commands)
-                if self._questions.answers and not self.finished():
-                    self._answer()
-                if on_news is not None:
-                    on_news(self)
-                if self.finished():
+                if self._decide(known):
                     break
-                if self._pace is not None:
-                    self._pace.check(self.step, self._now)
             if on_event is not None:
                 on_event(self)
         else:
@@ -255,6 +225,52 @@ class Driver:
             )
         if self.stopped is not None and self.stopped.failed:
             raise RunFailed(self.stopped.reason + self._faults.since_step())
+
+    def _enter(self, event: Event | Cut) -> Event | None:
+        """Enter an event into the ledger; return what the strategy receives of it, None if nothing.
+
+        A reply of a task that is no more is dropped here.
+        """
+        if isinstance(event, Reply):
+            if self._agreement is None and not self.ledger.arrive(event):  # compared messages are in the ledger already
+                return None
+            if self._faults.in_a_row:
+                self._faults.in_a_row.pop(event.worker, None)
+            return event
+        if isinstance(event, Cut):
+            self.ledger.cut(event)
+            return None
+        if isinstance(event, Progress):
+            self.ledger.progress(event)
+        elif isinstance(event, Failed):
+            if self.ledger.batch(event.task) is None:
+                self.ledger.fail_late(event)
+                return None
+            return self._judge_failure(event)
+        return event
+
+    def _decide(self, event: Event) -> bool:
+        """Let the strategy decide on an event, and carry that out; return whether the run has ended."""
+        if self.log is not None:
+            self.log.event(event)  # before its consequences are logged
+            self.log.tidy()
+        if not isinstance(event, Reply):
+            self._note_worker(event)
+        elif stale := self.ledger.staleness(event):
+            event = event._replace(staleness=stale)
+        commands = self.running.on(event)
+        if not commands and not self.interrupted:
+            return False
+        self._obey(commands)
+        if self._questions.answers and not self.finished():
+            self._answer()
+        if self._on_news is not None:
+            self._on_news(self)
+        if self.finished():
+            return True
+        if self._pace is not None:
+            self._pace.check(self.step, self._now)
+        return False
 
     def _compared_events(self, agreement: Agreement) -> Iterator[Event | Cut | None]:
         """Yield the cluster's events, with failures in place of messages that contradict each other."""
@@ -393,7 +409,16 @@ class Driver:
             if isinstance(full, Combine):
                 residual, gain, scale = full.residual or 0.0, full.gain, full.scale
             self.last = Update(
-                slot, version + 1, self.time, used.replies, residual, gain, used.staleness, used.stalest, scale, bits
+                slot=slot,
+                version=version + 1,
+                time=self.time,
+                replies=used.replies,
+                residual=residual,
+                gain=gain,
+                staleness=used.staleness,
+                stalest=used.stalest,
+                scale=scale,
+                digest=bits,
             )
             self.log.update(self.last)
         if self._on_step is not None and slot not in self.layout.auxiliary:

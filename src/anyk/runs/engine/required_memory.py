@@ -60,12 +60,13 @@ class Need(NamedTuple):
         if not (cluster.virtual or cluster.workers_here):
             states = 0
         return cls(
-            _MODELS * vector * len(layout.slots),
-            replies if not (cluster.workers_here or cluster.virtual) else 2 * replies,
-            (state if layout.inner is None else max(state, _OUTER)) * vector * len(layout.slots),
-            (_DRIVER + saved * (_MODELS + state) * len(layout.slots)) * vector + (cluster.virtual + saved) * states,
-            own if cluster.workers_here else 0,
-            cluster.mapped(layout, partitions, [length // size for length in lengths]),
+            models=_MODELS * vector * len(layout.slots),
+            replies=replies if not (cluster.workers_here or cluster.virtual) else 2 * replies,
+            optimizer=(state if layout.inner is None else max(state, _OUTER)) * vector * len(layout.slots),
+            driver=(_DRIVER + saved * (_MODELS + state) * len(layout.slots)) * vector
+            + (cluster.virtual + saved) * states,
+            workers=own if cluster.workers_here else 0,
+            mapped=cluster.mapped(layout, partitions, [length // size for length in lengths]),
         )
 
     @property

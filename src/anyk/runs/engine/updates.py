@@ -88,7 +88,9 @@ class Updates:
 
         hooks = abilities_of(problem).through_hooks if abilities_of(problem).hooked_parameters else None
         state = self._versions.optimizer_states[slot]
-        return self._step(slot, gradient, optimizer, state, version, command.scale, hooks)
+        return self._step(
+            slot=slot, gradient=gradient, optimizer=optimizer, state=state, t=version, scale=command.scale, hooks=hooks
+        )
 
     def _step(
         self,
@@ -183,7 +185,7 @@ class Updates:
         def change(part: slice) -> Vector:
             return np.subtract(w[part], target(part)).astype(w.dtype, copy=False)
 
-        model = self._step(slot, change, outer, state, version, scale)
+        model = self._step(slot=slot, gradient=change, optimizer=outer, state=state, t=version, scale=scale)
         self._versions.optimizer_states[slot] |= {OUTER + name: vector for name, vector in state.items()}
         return model
 

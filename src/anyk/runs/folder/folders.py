@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from anyk.errors import BadInput, as_bad_input
 from anyk.regular_files import PART, left
+from anyk.runs.log.glances import is_unused
 
 LOCK = "lock"
 WRITTEN = "the run '{}' is being written by another process"
 _BEFORE = {"predictor.json", "predictor.msgpack", "begin.safetensors"}  # files that may be written before the settings
-_EVENTS = {"events", "chunks", "updates", "evaluations", "checkpoints"}  # tables that only a run which started has
 
 
 def check_plain(*paths: Path) -> None:
@@ -59,16 +58,7 @@ def unstarted(folder: Path) -> bool:
     log = folder / "log.sqlite"
     if not files or any(file.is_symlink() or not file.is_file() or not _early(file.name) for file in files):
         return False
-    if not log.exists():
-        return True
-    if log.stat().st_size and log.read_bytes()[:16] != b"SQLite format 3\0":
-        return False
-    try:
-        with contextlib.closing(sqlite3.connect(f"{log.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            return not any(db.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone() for name in tables & _EVENTS)
-    except sqlite3.Error:
-        return False
+    return is_unused(log)
 
 
 def _early(name: str) -> bool:

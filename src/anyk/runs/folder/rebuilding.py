@@ -34,16 +34,16 @@ class Rebuilt(NamedTuple):
 
 def describe(
     kind: Callable[..., Config],
+    *,
     problem: Problem,
     cluster: Cluster,
     optimizer: Optimizer,
     limits: Limits,
     evaluate: Evaluate | None,
     callbacks: Callbacks,
-    /,
-    **own: Any,
+    **settings: Any,
 ) -> Config:
-    """Return the configuration of a folder; ``own``: the settings of its ``kind``, or other values of shared ones."""
+    """Return the configuration of a folder; ``settings``: those of its ``kind``."""
     shared = {
         "format": FORMAT,
         "anyk": version("anyk"),
@@ -58,7 +58,7 @@ def describe(
         "evaluate": spec_of(evaluate),
         "callbacks": list(callbacks.specs),
     }
-    return kind(**shared | vars(limits) | own)
+    return kind(**shared | vars(limits) | settings)
 
 
 def rebuild(

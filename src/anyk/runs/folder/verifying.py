@@ -22,18 +22,9 @@ from anyk.runs.folder.digests import file_digest, traces_of
 from anyk.runs.folder.folders import tidy
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import LOST, RunLog
-from anyk.runs.log.schema import TABLES
 from anyk.runs.races import race_folder
 
 _LOG = "log.sqlite"
-_ENDED_TWICE = (
-    "SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1 ORDER BY task, chunk LIMIT 1"
-)
-_MISCOUNTED = (
-    "SELECT u.version, u.slot, u.replies, coalesce(c.used, 0) FROM updates u LEFT JOIN "
-    "(SELECT slot, step, count(*) AS used FROM chunks WHERE step > 0 GROUP BY slot, step) c "
-    "ON c.slot = u.slot AND c.step = u.version WHERE u.replies != coalesce(c.used, 0) ORDER BY u.rowid LIMIT 1"
-)
 
 
 class Check(NamedTuple):
@@ -154,7 +145,7 @@ def _of_log(log: RunLog) -> Iterator[Check]:
     yield Check("log", why is None, f"{_LOG} is an SQLite file with the tables of a run" if why is None else why)
     if why is None:
         why = log.check_seals()
-        number = sum(log.rows(f"SELECT count(*) FROM {name}")[0][0] for name in TABLES)
+        number = queries.row_count(log)
         yield Check("rows", why is None, f"all {number:,} are as they were written" if why is None else why)
     if why is None:
         yield _checked("sequence", lambda: _sequence(log))
@@ -179,7 +170,7 @@ def _sequence(log: RunLog) -> str:
     listed = queries.checkpoint_numbers(log)
     skipped, before = {seq + 1 for seq in listed}, 0
     last: float = max(listed, default=0)
-    for (seq,) in log.rows("SELECT seq FROM events ORDER BY seq"):
+    for seq in queries.event_numbers(log):
         missing = [number for number in range(before + 1, seq) if number not in skipped]
         if len(missing) == 1 and missing[0] > last:
             last = float("inf")
@@ -191,22 +182,26 @@ def _sequence(log: RunLog) -> str:
 
 def _books(log: RunLog) -> str:
     """Return a sentence on the ledger; raise if chunks, sums and updates of the log contradict each other."""
-    counts: dict[str, int] = dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
+    counts = queries.endings(log)
     if unknown := set(counts) - set(ENDINGS):
         raise BadInput(
             f"chunks ended as {', '.join(map(repr, sorted(map(str, unknown))))}; known are {', '.join(ENDINGS)}"
         )
-    for task, chunk, times in log.rows(_ENDED_TWICE):
+    if twice := queries.ended_twice(log):
+        task, chunk, times = twice
         raise BadInput(f"chunk {chunk} of task {task} ended {times} times")
-    for version, slot, replies, counted in log.rows(_MISCOUNTED):
-        raise BadInput(f"version {version} of '{slot}' is of {replies} messages, and {counted} were counted in it")
+    if wrong := queries.miscounted(log):
+        raise BadInput(
+            f"version {wrong.version} of '{wrong.slot}' is of {wrong.replies} messages, and {wrong.counted} were "
+            "counted in it"
+        )
     ledger = log.summary().get("ledger")
     total = sum(counts.values())
     if ledger is None:
         return f"{total:,} chunks ended, each once; the run has not ended"
-    wrong = [ending for ending in ENDINGS if ledger[ending] != counts.get(ending, 0)]
-    if wrong or ledger["dispatched"] != total:
-        raise BadInput(f"the ledger has {ledger['dispatched']} chunks, the log {total}; they differ in {wrong}")
+    different = [ending for ending in ENDINGS if ledger[ending] != counts.get(ending, 0)]
+    if different or ledger["dispatched"] != total:
+        raise BadInput(f"the ledger has {ledger['dispatched']} chunks, the log {total}; they differ in {different}")
     return f"{total:,} chunks dispatched and ended, each once"
 
 
@@ -241,7 +236,7 @@ def _of_models(folder: Path, log: RunLog) -> Iterator[Check]:
     """Yield the checks of exported models, whose SHA-256 the log contains once the run has ended."""
     try:
         recorded = dict(log.summary().get("models", {}))
-        for slot in sorted({*recorded, *queries.newest(log)}):
+        for slot in sorted({*recorded, *queries.newest_versions(log)}):
             name = Path(f"{slot}.safetensors").name
             digest = file_digest(folder / name, follow=False)
             if slot in recorded:

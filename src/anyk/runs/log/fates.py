@@ -94,8 +94,8 @@ class Tasks:
 
 def tasks_of(run: Run) -> Tasks:
     """Return all tasks of a run."""
-    log = queries.columns(run.log, "chunks")
-    steps = queries.columns(run.log, "steps")
+    log = queries.log_columns(run.log, "chunks")
+    steps = queries.log_columns(run.log, "steps")
     slots = tuple(sorted(set(log["slot"])))
     places = {name: i for i, name in enumerate(slots)}
     slot = np.fromiter(map(places.__getitem__, log["slot"]), dtype=np.int64)

@@ -1,6 +1,6 @@
-"""Queries of a run log, each a function that returns named rows or columns.
+"""Queries of a run log, each a function that returns named rows, columns or a number.
 
-Other modules of ``runs``, ``fleet`` and ``testing`` also query the tables of :mod:`anyk.runs.log.schema`.
+Nothing outside of this package knows the tables of :mod:`anyk.runs.log.schema`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from anyk.arrays import Array
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.schema import TABLES as SCHEMA_TABLES
 from anyk.runs.log.schema import Totals
 
 
@@ -56,6 +58,52 @@ class TaskTime(NamedTuple):
     partitions: list[int]
 
 
+class Transfer(NamedTuple):
+    """What a chunk exchanged: ``mix``: workers whose models its own was mixed with, in JSON; ``share``: its own weight.
+
+    ``compress``: the compressor of its message, empty without one.
+    """
+
+    task: int
+    worker: int
+    slot: str
+    mix: str | None
+    share: float
+    compress: str
+
+
+class MeanUpdate(NamedTuple):
+    """The mean residual and staleness of the updates in a log, and their number; no means without updates."""
+
+    residual: float | None
+    staleness: float | None
+    number: int
+
+
+class Finished(NamedTuple):
+    """Chunks of the same work of which ``done`` partitions were finished: their number."""
+
+    work: int
+    done: int
+    number: int
+
+
+class MeanTimes(NamedTuple):
+    """The mean seconds for which messages were computed, and waited before that."""
+
+    computing: float
+    waiting: float
+
+
+class Miscounted(NamedTuple):
+    """A version whose number of messages differs from the number of messages that were counted in it."""
+
+    version: int
+    slot: str
+    replies: int
+    counted: int
+
+
 def decisions(log: RunLog) -> list[Decision]:
     """Return the messages that steps used, in order of step, task and chunk."""
     rows = log.rows(
@@ -88,7 +136,7 @@ def totals(log: RunLog) -> Totals:
     return totals
 
 
-def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
+def newest_versions(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
     """Return the newest version of each slot that has been updated, except ``without``; sorted by slot."""
     return {slot: version for slot, version in sorted(totals(log).newest.items()) if slot not in without}
 
@@ -168,10 +216,105 @@ def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
         "ORDER BY c.dispatched, c.task"
     )
     return [
-        TaskTime(start, worker, end, bool(exact), computing, [j for text in texts.split(";") for j in json.loads(text)])
+        TaskTime(
+            dispatched=start,
+            worker=worker,
+            end=end,
+            finished=bool(exact),
+            computing=computing,
+            partitions=[j for text in texts.split(";") for j in json.loads(text)],
+        )
         for start, worker, end, exact, computing, texts in rows
         if end is not None
     ]
+
+
+def transfers(log: RunLog, first: int, last: int) -> list[Transfer]:
+    """Return what the chunks exchanged that were dispatched with versions ``first`` to ``last``."""
+    rows = log.rows(
+        "SELECT c.task, c.worker, w.slot, w.mix, w.share, w.compress FROM chunks c JOIN works w ON w.id = c.work "
+        "WHERE c.version BETWEEN ? AND ?",
+        (first, last),
+    )
+    return [Transfer(*row) for row in rows]
+
+
+def mean_update(log: RunLog) -> MeanUpdate:
+    """Return the means over all updates."""
+    return MeanUpdate(*log.rows("SELECT avg(residual), avg(staleness), count(*) FROM updates")[0])
+
+
+def replies_used(log: RunLog) -> float:
+    """Return the number of messages that all updates used."""
+    return float(log.rows("SELECT total(replies) FROM updates")[0][0])
+
+
+def used_works(log: RunLog) -> dict[int, int]:
+    """Return, by work, the number of messages that steps used."""
+    return dict(log.rows("SELECT work, count(*) FROM chunks WHERE step > 0 GROUP BY work"))
+
+
+def finished_works(log: RunLog) -> list[Finished]:
+    """Return the chunks of which something was finished, counted by work and number of partitions."""
+    rows = log.rows("SELECT work, done, count(*) FROM chunks WHERE done > 0 GROUP BY work, done")
+    return [Finished(*row) for row in rows]
+
+
+def mean_times(log: RunLog) -> MeanTimes:
+    """Return the means over all messages that were computed; 0 without any."""
+    rows = log.rows(
+        "SELECT coalesce(avg(computed - computing), 0.0), coalesce(avg(computing - started), 0.0) FROM chunks "
+        "WHERE computed IS NOT NULL"
+    )
+    return MeanTimes(*rows[0])
+
+
+def notes(log: RunLog) -> list[ByName]:
+    """Return the notes, each with ``time``, ``kind`` and ``text``."""
+    return log.table("SELECT time, kind, text FROM notes ORDER BY seq, time")
+
+
+def best_metric(log: RunLog, slot: str, better: Literal["higher", "lower"]) -> float | None:
+    """Return the best metric of a slot over all versions that were evaluated; None without one."""
+    best = "max" if better == "higher" else "min"
+    value: float | None = log.rows(f"SELECT {best}(metric) FROM evaluations WHERE slot = ?", (slot,))[0][0]
+    return value
+
+
+# ------------------------------------------------------------------------------------------- is the log whole?
+
+
+def row_count(log: RunLog) -> int:
+    """Return the number of rows of all tables."""
+    return sum(int(log.rows(f"SELECT count(*) FROM {name}")[0][0]) for name in SCHEMA_TABLES)
+
+
+def event_numbers(log: RunLog) -> list[int]:
+    """Return the numbers of all events, sorted."""
+    return [seq for (seq,) in log.rows("SELECT seq FROM events ORDER BY seq")]
+
+
+def endings(log: RunLog) -> dict[str, int]:
+    """Return the number of chunks by how they ended."""
+    return dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
+
+
+def ended_twice(log: RunLog) -> tuple[int, int, int] | None:
+    """Return the task and number of the first chunk that ended more than once, and how often; None if none did."""
+    rows = log.rows(
+        "SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1 ORDER BY task, chunk LIMIT 1"
+    )
+    return rows[0] if rows else None
+
+
+def miscounted(log: RunLog) -> Miscounted | None:
+    """Return the first version with another number of messages than were counted in it; None if there is none."""
+    rows = log.rows(
+        "SELECT u.version, u.slot, u.replies, coalesce(c.used, 0) FROM updates u LEFT JOIN "
+        "(SELECT slot, step, count(*) AS used FROM chunks WHERE step > 0 GROUP BY slot, step) c "
+        "ON c.slot = u.slot AND c.step = u.version WHERE u.replies != coalesce(c.used, 0) ORDER BY u.rowid LIMIT 1"
+    )
+    return Miscounted(*rows[0]) if rows else None
 
 
 # ------------------------------------------------------------------------------------------- whole tables
@@ -200,11 +343,11 @@ _QUERIES = {
 TABLES = tuple(_QUERIES)
 _TEXT = {"slot", "ending", "kind", "info", "text", "partitions", "coefficients", "compress"}
 _INTEGERS = {"task", "chunk", "worker", "version", "work", "seq"}
-# columns of integers that columns() returns as float, because values may be missing
+# columns of integers that log_columns() returns as float, because values may be missing
 COUNTS = ("step", "done", "replies", "stalest", "worker", "task", "chunk")
 
 
-def columns(log: RunLog, table: str, slot: str | None = None) -> dict[str, Array]:
+def log_columns(log: RunLog, table: str, slot: str | None = None) -> dict[str, Array]:
     """Return a table of the log, one of :data:`TABLES`, as columns; with ``slot`` only the rows of this slot, by step.
 
     Missing numbers are NaN, missing text is None. A message with a weight for each block has their mean in the column.

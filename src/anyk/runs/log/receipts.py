@@ -139,7 +139,14 @@ def logged_receipt(
     used = [_Message._make((*fields, works[work])) for *fields, work in log.rows(_USED, (slot, version))]
     cancelled = log.rows(_CANCELLED, (before, max(update.time, before), version))
     cut_off = [
-        CutOff(worker, task, (at if due is None else due) - start, due is not None, done, len(works[work].partitions))
+        CutOff(
+            worker=worker,
+            task=task,
+            seconds=(at if due is None else due) - start,
+            known=due is not None,
+            done=done,
+            partitions=len(works[work].partitions),
+        )
         for worker, task, start, at, due, received, done, work in cancelled
         if received is None or received > at
     ]
@@ -151,7 +158,12 @@ def logged_receipt(
     ]
     sizes = [samples for (samples,) in log.rows("SELECT samples FROM partitions ORDER BY id")]
     return _receipt(
-        update, (partitions, workers), sizes, used, cut_off + _unused(silent, used), {row[0] for row in cancelled}
+        update=update,
+        fleet=(partitions, workers),
+        sizes=sizes,
+        used=used,
+        cut_off=cut_off + _unused(silent, used),
+        cancelled={row[0] for row in cancelled},
     )
 
 
@@ -178,7 +190,16 @@ def receipt_of_step(driver: Driver) -> Receipt:
         chunk = batch.chunks[task - batch.first][place]
         work = queries.Work(list(chunk.partitions), list(chunk.coefficients), chunk.batch)
         worker = batch.workers[task - batch.first]
-        used.append(_Message(worker, task, place, plain_weight(weight), version - batch.versions[combine.slot], work))
+        used.append(
+            _Message(
+                worker=worker,
+                task=task,
+                chunk=place,
+                weight=plain_weight(weight),
+                staleness=version - batch.versions[combine.slot],
+                work=work,
+            )
+        )
     used.sort(key=lambda message: message[:3])  # as in the log
     ended = [task for command in driver.obeying if isinstance(command, Cancel) for task in command.tasks]
     batches = [(task, tasks[task]) for task in ended if task in tasks]
@@ -190,7 +211,9 @@ def receipt_of_step(driver: Driver) -> Receipt:
     update = _Update(combine.slot, version + 1, driver.now, residual, gain, values=values)
     fleet = driver.layout.partitions, driver.layout.workers
     sizes = () if driver.layout.epochs else driver.ledger.sizes
-    return _receipt(update, fleet, sizes, used, _unused(cut_off, used), answered)
+    return _receipt(
+        update=update, fleet=fleet, sizes=sizes, used=used, cut_off=_unused(cut_off, used), cancelled=answered
+    )
 
 
 def _receipt(
@@ -227,7 +250,14 @@ def _late(task: int, batch: Batch, until: float, status: int) -> list[CutOff]:
     """Return the chunks of a task that are in a status, as cut off at a time."""
     worker = batch.workers[task - batch.first]
     return [
-        CutOff(worker, task, until - batch.at, False, batch.done.get(place), len(batch.chunk(place).partitions))
+        CutOff(
+            worker=worker,
+            task=task,
+            seconds=until - batch.at,
+            known=False,
+            done=batch.done.get(place),
+            partitions=len(batch.chunk(place).partitions),
+        )
         for place in batch.places(task, status)
     ]
 

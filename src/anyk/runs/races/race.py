@@ -197,8 +197,19 @@ def race(
         check_rows(trained, strategy)
         check_hooks(trained, strategy)
         check_evaluate(evaluate, strategy, target)
-    own = {"cluster": cluster, "models": models, "runs": names, "seeds": seeds}
-    config = describe(RaceConfig, trained, fleet, optimizer, limits, evaluate, checked_callbacks, **own)
+    config = describe(
+        RaceConfig,
+        problem=trained,
+        cluster=fleet,
+        optimizer=optimizer,
+        limits=limits,
+        evaluate=evaluate,
+        callbacks=checked_callbacks,
+        models=models,
+        runs=names,
+        seeds=seeds,
+    )
+    config = replace(config, cluster=cluster)
     folder = None if out is None else Path(out)
     if folder is not None:
         config = replace(config, digests=digests_of(trained, fleet, config))
@@ -252,7 +263,9 @@ def resume_race(
     config = with_callbacks(config, checked_callbacks.specs)
     write_sealed(folder / NAME, config)
     arguments = {"trust": trust, "tell": tell} | (vars(limits) if limits else {})
-    return _run_entries(config, rebuilt, folder, checked_callbacks, before, arguments)
+    return _run_entries(
+        config=config, rebuilt=rebuilt, folder=folder, callbacks=checked_callbacks, before=before, resumed=arguments
+    )
 
 
 def _run_entries(

@@ -8,7 +8,7 @@ from typing import Literal
 
 from anyk.errors import as_bad_input, needing
 from anyk.runs import Run
-from anyk.runs.log.queries import TABLES
+from anyk.runs.api import LOG_TABLES as TABLES
 
 
 def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = "parquet") -> dict[str, int]:

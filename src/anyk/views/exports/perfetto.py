@@ -17,8 +17,7 @@ import numpy as np
 from anyk.errors import BadInput, as_bad_input
 from anyk.plain import ByName
 from anyk.runs import Run, Tasks, tasks_of
-from anyk.runs.log import queries
-from anyk.runs.log.fates import CUT, FATES, LATE, PHASES
+from anyk.runs.api import CUT, FATES, LATE, PHASES, log_columns
 
 _DRIVER, _WORKERS = 1, 2  # process numbers: names of groups of tracks
 
@@ -75,7 +74,7 @@ def _slice(name: str, pid: int, tid: int, begin: float, end: float, **fields: An
 
 def _steps(run: Run) -> Iterator[ByName]:
     """Yield the steps of each model, and counters of their values."""
-    log = queries.columns(run.log, "steps")
+    log = log_columns(run.log, "steps")
     for number, slot in enumerate(dict.fromkeys(log["slot"])):
         yield _event("M", "thread_name", _DRIVER, number, args={"name": f"steps of {slot}"})
         before = 0.0

@@ -12,7 +12,7 @@ from msgspec import Meta
 from anyk.checks import typed
 from anyk.errors import BadInput, as_bad_input, needing
 from anyk.plain import values_of
-from anyk.runs.callbacks import Callback, EvaluationInfo, LostInfo, RunInfo, StepInfo
+from anyk.runs.api import Callback, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 

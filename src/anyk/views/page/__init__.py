@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from anyk.errors import BadInput, MissingPackage, as_bad_input, printable
-from anyk.fleet.explanation.sentences import percent
+from anyk.fleet import percent
 from anyk.runs import Race, Run
 from anyk.views.prose import duration
 from anyk.views.result_tables import number

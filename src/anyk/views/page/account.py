@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from anyk.arrays import Indices
 from anyk.runs import Run, Tasks
-from anyk.runs.log import queries
-from anyk.runs.log.fates import CUT, FATES, OPEN
+from anyk.runs.api import CUT, FATES, OPEN, log_columns
 
 _ROUNDING = 1e-9  # seconds
 
@@ -43,7 +42,7 @@ def account(run: Run, tasks: Tasks) -> Account:
     >>> account(run, tasks_of(run))
     Account(waiting=4.0, computing=2.0, sending=0.0, driver=0.0)
     """
-    steps = queries.columns(run.log, "steps")
+    steps = log_columns(run.log, "steps")
     times = np.sort(steps["seconds"][np.isfinite(steps["replies"])])
     arrived = np.flatnonzero(tasks.finished)
     step = np.searchsorted(times, tasks.end[arrived] - _ROUNDING)

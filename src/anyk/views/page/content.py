@@ -12,9 +12,7 @@ import numpy as np
 import anyk
 from anyk.plain import ByName
 from anyk.runs import Run, Tasks, absences, grouped, tasks_of
-from anyk.runs.log import queries
-from anyk.runs.log.fates import FATES, LOST
-from anyk.runs.races.speedups import finite_values
+from anyk.runs.api import FATES, LOST, finite_values, log_columns
 from anyk.views.columns import Columns
 from anyk.views.page import figures, texts
 from anyk.views.page.account import account
@@ -140,7 +138,7 @@ def _panels(run: Run, tasks: Tasks, name: str, drawn: ByName) -> list[ByName]:
 
 def _steps(run: Run, tasks: Tasks) -> ByName:
     """Return the steps that were taken, for lines in the timeline and for receipts."""
-    log = queries.columns(run.log, "steps")
+    log = log_columns(run.log, "steps")
     trained = np.isin(log["slot"].astype(str), tasks.slots) & np.isfinite(log["replies"])
     return {
         "slot": np.searchsorted(tasks.slots, log["slot"][trained].astype(str)).astype(np.uint8),
@@ -154,7 +152,7 @@ def _steps(run: Run, tasks: Tasks) -> ByName:
 def _for_receipts(run: Run, tasks: Tasks) -> ByName:
     """Return data of receipts that the timeline lacks: kinds of work, which ``tasks.work`` then indexes, and reuses."""
     data: ByName = {}
-    works = queries.columns(run.log, "works")
+    works = log_columns(run.log, "works")
     texts = [f"[{lists[0]}, {lists[1]}]" for lists in zip(works["partitions"], works["coefficients"], strict=True)]
     kinds, place = np.unique(texts, return_inverse=True)
     plain = [json.loads(kind) for kind in kinds]
@@ -162,7 +160,7 @@ def _for_receipts(run: Run, tasks: Tasks) -> ByName:
     if fits and sum(len(partitions) for partitions, _ in plain) <= _WORKS:
         data["works"] = plain
         tasks.work[:] = place[np.searchsorted(works["work"], tasks.work)]
-    again = queries.columns(run.log, "reuses")
+    again = log_columns(run.log, "reuses")
     if 0 < len(again["task"]) <= _REUSES:
         chunk = {pair: i for i, pair in enumerate(zip(tasks.task.tolist(), tasks.chunk.tolist(), strict=True))}
         which = [chunk[pair] for pair in zip(again["task"].tolist(), again["chunk"].tolist(), strict=True)]

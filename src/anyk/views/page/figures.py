@@ -39,7 +39,7 @@ from bokeh.plotting import figure
 from anyk.arrays import Array, Flags, Floats, Indices
 from anyk.plain import ByName, values_of
 from anyk.runs import Run, Tasks, absences
-from anyk.runs.log.fates import FATES, LATE, LOST, PHASES
+from anyk.runs.api import FATES, LATE, LOST, PHASES
 from anyk.views.page.account import Heat, Share
 from anyk.views.plots import lower_end
 from anyk.views.style import COLOURS, LIGHT

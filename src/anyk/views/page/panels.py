@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.codes.base import EXACT
-from anyk.fleet.explanation.sentences import percent
+from anyk.codes import EXACT
+from anyk.fleet import percent
 from anyk.runs import Run, Tasks
-from anyk.runs.log.fates import FATES
+from anyk.runs.api import FATES
 from anyk.specs import Registry
 from anyk.views.columns import Columns
 from anyk.views.page.account import heat, shares

@@ -8,15 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from anyk.arrays import Flags, Floats
-from anyk.codes.base import EXACT
+from anyk.codes import EXACT
 from anyk.errors import BadInput
-from anyk.fleet import explain
-from anyk.fleet.explanation.sentences import percent
-from anyk.fleet.records import Record
+from anyk.fleet import Record, explain, percent
 from anyk.runs import OverSeeds, Run, SeedsComparison, Tasks, absences, compare_seeds
-from anyk.runs.folder.config import Recipe, RunConfig
-from anyk.runs.log import queries
-from anyk.runs.log.fates import CUT, LATE, LOST, SPARE
+from anyk.runs.api import CUT, LATE, LOST, SPARE, Recipe, RunConfig, log_columns
 from anyk.views.page.account import Account
 from anyk.views.plots import on_virtual_clock
 from anyk.views.prose import count_steps, duration
@@ -214,7 +210,7 @@ def departures(run: Run) -> list[str]:
     residual = float(np.nanmax(run.history["residual"], initial=0.0))
     if not run.asynchronous and residual > EXACT:
         ways.append(f"residual up to {residual:.2g}")
-    works = queries.columns(run.log, "works")
+    works = log_columns(run.log, "works")
     if (works["steps"] > 0).any():
         ways.append("workers took local steps")
     if (works["batch"] > 0).any():
