@@ -274,6 +274,28 @@ def test_a_file_in_the_current_folder_does_not_stand_in_for_a_plug_in(install: I
     assert str(site) in str(sys.modules["quorum_rules"].__file__) and sys.path[0] == str(Path.cwd())
 
 
+def test_help_works_in_a_folder_that_has_been_deleted(install: Install, tmp_path: Path, monkeypatch: Any) -> None:
+    install("anyk-hello", {"hello_command.py": HELLO}, group="anyk.commands", hello="hello_command:hello")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for first in (["", *sys.path], list(sys.path)):
+        monkeypatch.setattr(sys, "path", first)
+        shown = command("--help")
+        assert shown.exit_code == 0 and "A command of 'anyk-hello 1.0'." in shown.output
+
+
+@pytest.mark.parametrize("text", ["[anyk.plugins]\nquorum\n", "[anyk.plugins]\nquorum = = =\n", "[anyk.plugins\nx = y"])
+def test_metadata_that_cannot_be_read_break_nothing(text: str, install: Install) -> None:
+    install("anyk-quorum", {"quorum_rules.py": RULE}, quorum="quorum_rules")
+    site = install("anyk-odd", {}, quorum="odd")
+    next(site.glob("anyk_odd*.dist-info/entry_points.txt")).write_text(text)
+    (site / "nameless-1.0.dist-info").mkdir()
+    assert anyk.strategy("uncoded:wait=quorum:least=3", workers=4)
+    assert command("--help").exit_code == 0 and command("list").exit_code == 0
+
+
 # ------------------------------------------------------------------------------------------- what runs record
 
 

@@ -66,8 +66,12 @@ def _search_path() -> list[str]:
 
     A folder of somebody else's, in which anyk is started, must not bring plug-ins along.
     """
-    path = sys.path[1:] if sys.path and Path(sys.path[0]).resolve() == Path.cwd().resolve() else sys.path
-    return [entry for entry in path if entry]
+    path = [entry for entry in sys.path if entry]
+    try:
+        first_is_here = bool(path) and path[0] == sys.path[0] and Path(path[0]).resolve() == Path.cwd().resolve()
+    except OSError:  # the current folder has been deleted
+        first_is_here = False
+    return path[first_is_here:]
 
 
 def entry_points(group: str) -> Iterator[tuple[EntryPoint, str, str]]:
@@ -78,9 +82,15 @@ def entry_points(group: str) -> Iterator[tuple[EntryPoint, str, str]]:
     for distribution in distributions(path=_search_path()):
         seen.setdefault(str(distribution.metadata["Name"]), distribution)  # the first on the path is imported
     for name, distribution in sorted(seen.items()):
-        for point in distribution.entry_points:
-            if point.group == group:
-                yield point, name, distribution.version
+        if group not in (distribution.read_text("entry_points.txt") or ""):
+            continue
+        try:
+            points = [point for point in distribution.entry_points if point.group == group]
+        except Exception as error:  # of which kind depends on the version of Python
+            _failures[name] = f"the entry points of the distribution '{name}' cannot be read: {describe_error(error)}"
+            continue
+        for point in points:
+            yield point, name, str(distribution.version)
 
 
 def load() -> None:
