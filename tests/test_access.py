@@ -83,16 +83,16 @@ def using(owners: set[str], names: set[str]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_bytes_are_unpickled_only_where_they_come_from_the_own_program() -> None:
+def test_only_bytes_of_the_own_program_are_unpickled() -> None:
     passed_on = {file for file, owner, name in attributes() if owner in PICKLES and name in UNPICKLING}
     assert passed_on | using({""}, {"Unpickler"}) == set(UNPICKLES)
 
 
-def test_modules_are_imported_by_name_only_where_the_user_or_the_driver_names_them() -> None:
+def test_modules_are_imported_only_if_user_or_driver_name_them() -> None:
     assert using({"", "importlib", "util", "runpy"}, IMPORTING) == set(IMPORTS)
 
 
-def test_code_is_run_from_text_only_where_the_user_names_its_file() -> None:
+def test_code_is_run_from_files_that_the_user_names_only() -> None:
     assert using({""}, RUNNING) == set(RUNS)
 
 

@@ -41,7 +41,7 @@ def test_a_misspelt_argument_is_answered_with_the_nearest():
         anyk.train(problem, "uncoded", xyz=2)
 
 
-def test_arrays_in_place_of_a_problem_are_answered_with_what_to_pass():
+def test_arrays_as_a_problem_are_answered_with_what_to_pass():
     with pytest.raises(
         BadInput, match=r"as in LogisticRegression\(X, y\), got data \(ndarray of shape \(5, 2\)\); make a"
     ):
@@ -52,11 +52,15 @@ def numbers():
     """Every parameter of a public class that is to be a number."""
     for room in (codes, compression, delays, optimizers, problems, strategies, clusters):
         for name in set(room.__all__) - INTERNAL:
-            made = getattr(room, name)
-            if inspect.isclass(made) and made.__init__ is not object.__init__ and not inspect.isabstract(made):
-                for key, parameter in inspect.signature(made).parameters.items():
+            build = getattr(room, name)
+            if (
+                inspect.isclass(build)
+                and build.__init__ not in (object.__init__, dict.__init__)
+                and not inspect.isabstract(build)
+            ):
+                for key, parameter in inspect.signature(build).parameters.items():
                     if NUMBERS.fullmatch(str(parameter.annotation)):
-                        yield pytest.param(made, key, id=f"{name}.{key}")
+                        yield pytest.param(build, key, id=f"{name}.{key}")
 
 
 @pytest.mark.parametrize(("made", "key"), sorted(numbers(), key=lambda one: one.id))
@@ -72,11 +76,11 @@ def test_a_number_must_be_a_number(made, key):
     }
     if "module" in required:
         required["module"] = pytest.importorskip("torch").nn.Linear(4, 1)
-    for bad, shown in (("4", "'4'"), (True, "True"), (float("nan"), "nan"), ([4], "[4]")):
+    for bad, quoted in (("4", "'4'"), (True, "True"), (float("nan"), "nan"), ([4], "[4]")):
         with pytest.raises(BadInput) as caught:
             made(**required | {key: bad})
         sentence = str(caught.value)
-        assert sentence.startswith(f"{key.rstrip('_')} must be a ") and sentence.endswith(f"got {shown}")
+        assert sentence.startswith(f"{key.rstrip('_')} must be a ") and sentence.endswith(f"got {quoted}")
 
 
 def test_a_number_must_be_in_its_range():
@@ -183,9 +187,9 @@ def test_where_nobody_says_python_and_command_line_use_the_same(tmp_path):
     ],
 )  # fmt: skip
 def test_what_train_cannot_take_is_said_in_one_sentence(arguments, keys, sentence):
-    made = tuple(problem() if one is problem else one for one in arguments)
+    values = tuple(problem() if one is problem else one for one in arguments)
     with pytest.raises(BadInput) as caught:
-        anyk.train(*made, **({"workers": 4} if made[2] == "simulated" else {}) | keys)
+        anyk.train(*values, **({"workers": 4} if values[2] == "simulated" else {}) | keys)
     assert str(caught.value) == sentence
 
 
@@ -223,20 +227,20 @@ def test_the_text_of_a_number_is_no_learning_rate():
 
 
 def test_what_is_shown_of_things_says_what_they_are():
-    made = problem(X_test=np.eye(2), y_test=[0, 1])
-    run = anyk.train(made, "frc:load=2", "simulated", **FLEET, steps=3)
-    race = anyk.race(made, ["uncoded", "async"], workers=4, cluster="simulated", delays="exp:mean=1", steps=3)
-    shown = {
+    objective = problem(X_test=np.eye(2), y_test=[0, 1])
+    run = anyk.train(objective, "frc:load=2", "simulated", **FLEET, steps=3)
+    race = anyk.race(objective, ["uncoded", "async"], workers=4, cluster="simulated", delays="exp:mean=1", steps=3)
+    displays = {
         "<Run frc:load=2 on 4 workers, simulated: 3 steps in ": run,
         "<Race uncoded, async: 2 of 2 runs>": race,
-        "<LogisticRegression: 12 rows, 2 parameters, metric auc>": made,
+        "<LogisticRegression: 12 rows, 2 parameters, metric auc>": objective,
         "<Simulated simulated: 4 workers, delays exp:mean=1, communication none, seed 0>": clusters.Simulated(4, delays="exp:mean=1"),
         "<Rounds uncoded:wait=2, 4 workers>": anyk.strategy("k-sync:k=2", workers=4),
         "<KFamily async, 4 workers>": anyk.strategy("async", workers=4),
         "FractionalRepetition(workers=4, load=2": anyk.code("frc:load=2", workers=4),
         "Exponential(": delays.parse("exp:mean=1"),
     }  # fmt: skip
-    for start, thing in shown.items():
+    for start, thing in displays.items():
         assert repr(thing).startswith(start), repr(thing)
     for spec in ("dpsgd", "ad-psgd", "gc:stragglers=1", "nested", "tree", "compressed", "fedbuff", "pasgd"):
         assert f", {6} workers>" in repr(anyk.strategy(spec, workers=6)) and " at 0x" not in repr(
@@ -248,18 +252,18 @@ def test_what_is_shown_of_things_says_what_they_are():
         (anyk.code("frc:load=2", workers=4), ["tolerates", "<rect"]),
         (clusters.Simulated(4, delays="exp:mean=1"), ["simulated", "exp:mean=1"]),
     ):
-        text = thing._repr_html_()
-        assert text.startswith("<table>") and all(part in text for part in parts)
+        markup = thing._repr_html_()
+        assert markup.startswith("<table>") and all(piece in markup for piece in parts)
     assert "<b>" not in html.table(["<b>"], [["<b>"]])
     run.close()
     assert repr(run).startswith("<Run frc:load=2 on 4 workers, simulated")
 
 
-def test_what_a_users_code_raises_is_told_with_its_place_and_our_own_sentences_as_they_are():
+def test_errors_of_a_users_code_are_told_with_their_line():
     def caught(call):
-        with pytest.raises(Exception) as found:
+        with pytest.raises(Exception) as failure:
             call()
-        return found.value
+        return failure.value
 
     assert re.fullmatch(r"KeyError: 'x' \(test_checks\.py, line \d+\)", describe_error(caught(lambda: {}["x"])))
     assert re.fullmatch(

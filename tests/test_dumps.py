@@ -30,8 +30,12 @@ def test_a_renamed_column_is_told_from_a_changed_one():
     was = {"chunks": record(2, task=[0, 1], weight=[0.5, 0.25])}
     renamed = {"chunks": record(2, number=[0, 1], weight=[0.5, 0.25 * (1 + 1e-14)])}
     changed = {"chunks": record(2, task=[0, 1], weight=[0.5, 0.26])}
-    texts = [text for _, text in dumps.differences(was, renamed, 1e-9)]
+    texts = [difference for _, difference in dumps.differences(was, renamed, 1e-9)]
     assert texts == ["chunks: the column task is now called number, with the same values"]
-    assert [text for _, text in dumps.differences(was, changed, 1e-9)] == ["chunks: values of the column weight differ"]
+    assert [difference for _, difference in dumps.differences(was, changed, 1e-9)] == [
+        "chunks: values of the column weight differ"
+    ]
     moved = {"messages": was["chunks"]}
-    assert [text for _, text in dumps.differences(was, moved, 1e-9)] == ["chunks: the table is now called messages"]
+    assert [difference for _, difference in dumps.differences(was, moved, 1e-9)] == [
+        "chunks: the table is now called messages"
+    ]

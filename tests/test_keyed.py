@@ -32,15 +32,15 @@ def philox4x64(counter: int, key: int) -> list[int]:
 
 def documented_uniform(seed: int, purpose: str, *ids: object, number: int) -> float:
     """The draw by hand: BLAKE2b of the key's parts, then the 53 high bits of Philox's words, counted from 1."""
-    text = "\x1f".join(map(str, (seed, purpose, *ids)))
-    key = int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
+    joined = "\x1f".join(map(str, (seed, purpose, *ids)))
+    key = int.from_bytes(blake2b(joined.encode(), digest_size=16).digest(), "little")
     return (philox4x64(number // 4 + 1, key)[number % 4] >> 11) / 2**53
 
 
 def test_the_reference_philox_gives_the_authors_known_answer() -> None:
     # Random123's kat_vectors: philox4x64, 10 rounds, counter and key zero
-    known = [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
-    assert philox4x64(0, 0) == known
+    expected = [0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B]
+    assert philox4x64(0, 0) == expected
 
 
 @pytest.mark.parametrize("number", [0, 1, 3, 4, 255, 256, 257, 511, 512, 10**6 + 7, 2**40 + 5])
@@ -119,19 +119,19 @@ def test_a_generator_is_fresh_each_time_and_its_own_for_each_key() -> None:
 def test_digests_notice_every_bit_every_sign_and_every_place(size, dtype):
     random = np.random.default_rng(size)
     w = random.standard_normal(size).astype(dtype)
-    whole = keyed.digest(w)
-    assert whole == keyed.digest(w.copy()) and 0 < whole < 2**63
+    digest = keyed.digest(w)
+    assert digest == keyed.digest(w.copy()) and 0 < digest < 2**63
     others = [-w, w[::-1], np.concatenate([w[: size // 2], -w[size // 2 :]])]
-    for place in (1, size // 3 + 1, size // 2, size - 1):
-        for value in (-w[place], np.nextafter(w[place], dtype(9))):
+    for position in (1, size // 3 + 1, size // 2, size - 1):
+        for value in (-w[position], np.nextafter(w[position], dtype(9))):
             others.append(w.copy())
-            others[-1][place] = value
+            others[-1][position] = value
         others.append(w.copy())
-        others[-1][[0, place]] = w[[place, 0]]
+        others[-1][[0, position]] = w[[position, 0]]
     others += [w.reshape(-1, 2).T.ravel()] * (size > 2)
     # by whole rows of the sums, and by whole parts
     others += [np.roll(w, by) for by in (1, size // 2, 511, 1022, 511 * 512, 1022 * 512, keyed.PART) if by % size]
-    assert whole not in [keyed.digest(np.ascontiguousarray(other)) for other in others]
+    assert digest not in [keyed.digest(np.ascontiguousarray(other)) for other in others]
 
 
 def test_digests_of_parts_add_up():

@@ -72,8 +72,8 @@ def need_modules(code):
 
 def code_blocks():
     for path in pages():
-        text = path.read_text(encoding="utf-8")
-        blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+        content = path.read_text(encoding="utf-8")
+        blocks = re.findall(r"^```python\n(.*?)^```", content, flags=re.M | re.S)
         if blocks:
             yield pytest.param("\n".join(blocks), id=path.name)
 
@@ -104,9 +104,9 @@ def test_the_docs_commands_are_understood(line, tmp_path):
         if words[1] in groups and words[2:3] and words[2] in ("show", "compare", "threshold", "check", "record")
         else words[1:2]
     )
-    shown = CliRunner().invoke(main, [*command, "--help"])
-    assert shown.exit_code == 0, shown.output
-    help_text = shown.output
+    result = CliRunner().invoke(main, [*command, "--help"])
+    assert result.exit_code == 0, result.output
+    help_text = result.output
     for word in words[2:]:
         if word.startswith("--"):
             assert word.partition("=")[0] in help_text, f"{word} is no option of {words[1]}"
@@ -121,15 +121,15 @@ def pages_with_commands():
 @pytest.mark.parametrize("page", pages_with_commands())
 def test_the_commands_of_what_one_writes_run(page, tmp_path):
     """A page on writing something begins with a file to save, which its commands name."""
-    text = page.read_text(encoding="utf-8")
-    file = re.search(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", text, flags=re.M | re.S)
+    page_text = page.read_text(encoding="utf-8")
+    file = re.search(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", page_text, flags=re.M | re.S)
     (tmp_path / file[1]).write_text(file[2], encoding="utf-8")
     rows = [f'{{"area": {area}, "rooms": {area % 5}, "y": {3 * area + area % 5}}}' for area in range(40)]
     (tmp_path / "houses.jsonl").write_text("\n".join(rows), encoding="utf-8")  # which the page on formats reads
     jobs = [f"{i}\t{'abc'[i % 3]}\t{i}.0\t{1 + i % 4}.5\t0\t0\t0\t0\ttrain" for i in range(60)]
     head = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand"
     (tmp_path / "jobs.log").write_text("\n".join([head, *jobs]), encoding="utf-8")  # which the page on records reads
-    lines = re.findall(r"^\$ anyk (.*)$", text, flags=re.M)
+    lines = re.findall(r"^\$ anyk (.*)$", page_text, flags=re.M)
     assert lines and all(file[1] in line for line in lines)
     for line in lines:
         done = subprocess.run(
@@ -169,10 +169,10 @@ def test_plug_ins_work_without_touching_the_package(tmp_path):
 def test_the_readme_is_short_and_counts_right():
     from anyk_papers import items
 
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 130
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 130
     codes = len({entry.name for entry in anyk.codes.registry})
-    assert f"{codes} exact and approximate codes" in text and f"{len(items())} figures and tables" in text
+    assert f"{codes} exact and approximate codes" in readme and f"{len(items())} figures and tables" in readme
 
 
 def test_docstring_examples_run():
@@ -189,7 +189,7 @@ def test_docstring_examples_run():
     assert count > 40
 
 
-def test_every_public_method_has_a_docstring_of_its_own_or_inherited():
+def test_every_public_method_has_a_docstring():
     """Ruff's D102 would demand that overrides repeat the docstrings that they inherit.
 
     What implements a protocol without inheriting from it has the protocol's docstring; how a strategy handles an event,
@@ -226,8 +226,8 @@ def test_nothing_in_the_project_names_where_it_was_made():
     if tracked.returncode:
         pytest.skip("not a git checkout")
     for name in tracked.stdout.split():
-        text = (ROOT / name).read_bytes().decode(errors="ignore")
-        assert not re.search(r"/(?:work|root|home)/[a-z]", text), name
+        content = (ROOT / name).read_bytes().decode(errors="ignore")
+        assert not re.search(r"/(?:work|root|home)/[a-z]", content), name
 
 
 def test_the_script_is_installed():
@@ -246,3 +246,31 @@ def test_only_the_log_speaks_sql():
         )
         found += [f"{module.__name__}: {text}" for text in texts if statement.match(text)]
     assert not found
+
+
+@pytest.fixture
+def run_tests():
+    """The program behind scripts/test."""
+    spec = importlib.util.spec_from_file_location("run_tests", ROOT / "scripts" / "run_tests.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_scripts_find_the_tests_of_a_module_or_file(run_tests):
+    designs = ["tests/codes/test_designs.py"]
+    for name in ("src/anyk/codes/designs.py", "codes/designs", "anyk.codes.designs", "tests/codes/test_designs.py"):
+        assert run_tests.tests_of_name(name) == designs
+    assert run_tests.tests_of_name("codes") == run_tests.tests_of_name("src/anyk/codes/__init__.py") == ["tests/codes"]
+    assert designs[0] in run_tests.tests_of_name("tests/code_oracles.py")  # which they import
+    assert run_tests.tests_of_name("papers/src/anyk_papers/lab.py") == [
+        "papers/tests/test_broken.py",
+        "papers/tests/test_gallery.py",
+    ]
+    with pytest.raises(SystemExit, match="no package, module, file or test 'desings'"):
+        run_tests.tests_of_name("desings")
+
+
+def test_scripts_run_no_test_of_a_folder_twice(run_tests):
+    names = ["tests/codes/test_mds.py::test_a", "tests/codes", "tests/graphs/test_mixing.py", "tests/codes"]
+    assert run_tests.without_repeats(names) == ["tests/codes", "tests/graphs/test_mixing.py"]

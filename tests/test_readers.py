@@ -101,8 +101,12 @@ def damaged(draw: st.DrawFn, content: bytes, *, most: int = 3) -> bytes:
             case "drop":
                 content = content[:start] + content[stop:]
             case "flip" if size:
-                at = min(start, size - 1)
-                content = content[:at] + bytes([content[at] ^ draw(st.integers(1, 255))]) + content[at + 1 :]
+                position = min(start, size - 1)
+                content = (
+                    content[:position]
+                    + bytes([content[position] ^ draw(st.integers(1, 255))])
+                    + content[position + 1 :]
+                )
             case "insert":
                 content = content[:start] + draw(st.sampled_from(NASTY)) + content[start:]
             case "replace":
@@ -110,17 +114,17 @@ def damaged(draw: st.DrawFn, content: bytes, *, most: int = 3) -> bytes:
                     content[:start] + draw(st.binary(min_size=stop - start, max_size=stop - start)) + content[stop:]
                 )
             case "number":
-                found = list(re.finditer(rb"-?\d+(\.\d+)?", content))
-                if found:
-                    one = found[draw(st.integers(0, len(found) - 1))]
+                numbers = list(re.finditer(rb"-?\d+(\.\d+)?", content))
+                if numbers:
+                    one = numbers[draw(st.integers(0, len(numbers) - 1))]
                     content = content[: one.start()] + draw(st.sampled_from(NASTY)) + content[one.end() :]
             case "double":
                 content = content[:stop] + content[start:]
             case "move":
-                part = content[start:stop]
-                rest = content[:start] + content[stop:]
-                at = draw(st.integers(0, len(rest)))
-                content = rest[:at] + part + rest[at:]
+                piece = content[start:stop]
+                remainder = content[:start] + content[stop:]
+                position = draw(st.integers(0, len(remainder)))
+                content = remainder[:position] + piece + remainder[position:]
             case "code":
                 wanted = draw(st.sampled_from(["utf-16", "utf-16-le", "utf-32", "utf-7", "cp1252", "cp037"]))
                 content = content.decode("latin-1").encode(wanted, errors="replace")
@@ -132,19 +136,19 @@ def damaged_zip(draw: st.DrawFn, content: bytes) -> bytes:
     """An archive with a damaged member, whose checksum is right again; or an archive that is damaged itself."""
     if draw(st.booleans()):
         return draw(damaged(content))
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old:
         names = old.namelist()
         hurt = draw(st.sampled_from(names))
         packing = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]))
-        with zipfile.ZipFile(made, "w", packing) as new:
+        with zipfile.ZipFile(buffer, "w", packing) as new:
             for name in names:
                 member = old.read(name)
                 if name == hurt:  # mostly the header, where shape and type stand
                     head = draw(damaged(member[:128])) if draw(st.booleans()) else _header(draw)
                     member = head + member[128:]
                 new.writestr("other.npy" if name == hurt and draw(st.integers(0, 9)) == 0 else name, member)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _header(draw: st.DrawFn) -> bytes:
@@ -157,9 +161,9 @@ def _header(draw: st.DrawFn) -> bytes:
     kind = draw(st.sampled_from(kinds))
     described = kind if kind[0] in "[(" else repr(kind)
     shape = ", ".join(draw(st.lists(sizes, max_size=3)))
-    text = f"{{'descr': {described}, 'fortran_order': {draw(st.booleans())}, 'shape': ({shape},), }}"
-    text = draw(st.sampled_from([text, text.replace("True", "1L"), "(" * 3000, text[:-4], text + "'\\d'"]))
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + text.encode()[:117].ljust(117) + b"\n"
+    header = f"{{'descr': {described}, 'fortran_order': {draw(st.booleans())}, 'shape': ({shape},), }}"
+    header = draw(st.sampled_from([header, header.replace("True", "1L"), "(" * 3000, header[:-4], header + "'\\d'"]))
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + header.encode()[:117].ljust(117) + b"\n"
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -182,15 +186,15 @@ LONG = "round,worker,duration_ms\n" + "".join(f"{r},{w},{r + w + 0.5}\n" for r i
 
 
 def npz(**arrays: Any) -> bytes:
-    made = io.BytesIO()
-    np.savez(made, **arrays)
-    return made.getvalue()
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
 
 
 def parquet(**columns: Any) -> bytes:
-    made = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), made)
-    return made.getvalue()
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()
 
 
 def idx(values: np.ndarray) -> bytes:
@@ -245,9 +249,9 @@ def test_npz(content: bytes, tmp_path: Path) -> None:
 @fuzz
 @given(data=st.data())
 def test_parquet(data: st.DataObject, tmp_path: Path) -> None:
-    whole = parquet(a=X[:, 0], word=[WORDS[i % 6] for i in range(ROWS)], n=list(range(ROWS)), y=X[:, 2])
+    table = parquet(a=X[:, 0], word=[WORDS[i % 6] for i in range(ROWS)], n=list(range(ROWS)), y=X[:, 2])
     ends = data.draw(st.booleans())  # what a file is lies in its last part
-    content = whole[:-600] + data.draw(damaged(whole[-600:])) if ends else data.draw(damaged(whole))
+    content = table[:-600] + data.draw(damaged(table[-600:])) if ends else data.draw(damaged(table))
     (tmp_path / "d.parquet").write_bytes(content)
     checked(attempt(lambda: load("file", file=tmp_path / "d.parquet", progress=None)))
 
@@ -306,9 +310,9 @@ def test_traces(data: st.DataObject, form: str, unit: str, tmp_path: Path) -> No
 @fuzz
 @given(data=st.data(), form=st.sampled_from(["csv", "npy"]))
 def test_mixing_matrices(data: st.DataObject, form: str, tmp_path: Path) -> None:
-    made = io.BytesIO()
-    np.save(made, np.full((4, 4), 0.25))
-    content = made.getvalue() if form == "npy" else b"0.25,0.25,0.25,0.25\n" * 4
+    buffer = io.BytesIO()
+    np.save(buffer, np.full((4, 4), 0.25))
+    content = buffer.getvalue() if form == "npy" else b"0.25,0.25,0.25,0.25\n" * 4
     (tmp_path / f"m.{form}").write_bytes(data.draw(damaged(content)))
     attempt(lambda: graphs.graph(f"file:{tmp_path / f'm.{form}'}", workers=4))
 
@@ -352,18 +356,18 @@ def garbled(draw: st.DrawFn, specs: list[str]) -> str:
     spec = draw(st.sampled_from(specs))
     for _ in range(draw(st.integers(1, 3))):
         parts = re.split(r"([:,=()/])", spec)
-        at = draw(st.integers(0, len(parts) - 1))
+        index = draw(st.integers(0, len(parts) - 1))
         other = re.split(r"([:,=()/])", draw(st.sampled_from(specs)))
         put = draw(st.sampled_from(PIECES) | st.sampled_from(other))
         match draw(st.sampled_from(["replace", "insert", "drop", "swap"])):
             case "replace":
-                parts[at] = put
+                parts[index] = put
             case "insert":
-                parts.insert(at, put)
+                parts.insert(index, put)
             case "drop":
-                del parts[at]
+                del parts[index]
             case "swap":
-                parts = [*parts[at:], *parts[:at]]
+                parts = [*parts[index:], *parts[:index]]
         spec = "".join(parts)
     return spec
 

@@ -41,8 +41,8 @@ def test_scikit_learns_own_checks(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [AnykClassifier, AnykRegressor])
 def test_every_parameter_is_kept(kind: Any) -> None:
-    given = {name: object() for name in kind().get_params()}
-    assert kind(**given).get_params(deep=False) == given
+    values = {name: object() for name in kind().get_params()}
+    assert kind(**values).get_params(deep=False) == values
 
 
 def scaled(load: Any) -> tuple[Any, Any]:
@@ -110,8 +110,8 @@ def test_the_regulariser_spares_the_intercept(kind: Any, wide: bool) -> None:
         support = parts.support(j)
         np.add.at(gradient, slice(None) if support is None else support, parts.partial_gradient(j, w) / 30)
         rows = np.array([0, 3])
-        whole = [parts.partial_gradient(j, w, np.array([i])) for i in rows]
-        assert parts.partial_gradient(j, w, rows) == pytest.approx(sum(whole))
+        gradients = [parts.partial_gradient(j, w, np.array([i])) for i in rows]
+        assert parts.partial_gradient(j, w, rows) == pytest.approx(sum(gradients))
     for k in range(problem.dimension):
         step = np.zeros_like(w)
         step[k] = 1e-6
@@ -125,17 +125,19 @@ def test_stragglers_cost_time_and_not_the_model() -> None:
     coded = AnykClassifier("frc:load=3", workers=6, delays="exp:mean=0.5", random_state=1).fit(X, y)
     assert coded.coef_ == pytest.approx(plain.coef_, abs=1e-9) and coded.n_iter_ == plain.n_iter_
     assert coded.run_.seconds > 0 and coded.run_.ledger["cancelled"] > 0
-    again = AnykClassifier("frc:load=3", workers=6, delays=anyk.delays.Exponential(mean=0.5), random_state=1).fit(X, y)
-    assert again.run_.seconds == coded.run_.seconds  # the same seed, the same delays
+    same_seed = AnykClassifier("frc:load=3", workers=6, delays=anyk.delays.Exponential(mean=0.5), random_state=1).fit(
+        X, y
+    )
+    assert same_seed.run_.seconds == coded.run_.seconds  # the same seed, the same delays
     other = AnykClassifier("frc:load=3", workers=6, delays="exp:mean=0.5", random_state=2).fit(X, y)
     assert other.run_.seconds != coded.run_.seconds
 
 
 def test_on_real_workers() -> None:
     X, y = scaled(load_iris)
-    here = AnykClassifier(workers=2).fit(X, y)
-    there = AnykClassifier(workers=2, cluster="processes").fit(X, y)
-    assert there.coef_.tobytes() == here.coef_.tobytes() and there.n_iter_ == here.n_iter_ < 1000
+    simulated = AnykClassifier(workers=2).fit(X, y)
+    real = AnykClassifier(workers=2, cluster="processes").fit(X, y)
+    assert real.coef_.tobytes() == simulated.coef_.tobytes() and real.n_iter_ == simulated.n_iter_ < 1000
 
 
 def test_in_pipelines_searches_and_pickles() -> None:
@@ -143,9 +145,9 @@ def test_in_pipelines_searches_and_pickles() -> None:
     X, y = X[::3], y[::3]
     pipeline = make_pipeline(StandardScaler(), AnykClassifier(workers=6, tol=1e-3))
     grid = {"anykclassifier__strategy": ["uncoded", "agc:load=2,wait=4"], "anykclassifier__l2": [0.01, 0.1]}
-    found = GridSearchCV(pipeline, grid, cv=2).fit(X, y)
-    assert found.best_score_ > 0.9 and set(found.best_params_) == set(grid)
-    fitted = found.best_estimator_
+    search = GridSearchCV(pipeline, grid, cv=2).fit(X, y)
+    assert search.best_score_ > 0.9 and set(search.best_params_) == set(grid)
+    fitted = search.best_estimator_
     for other in (pickle.loads(pickle.dumps(fitted)), copy.deepcopy(fitted)):
         assert (other.predict_proba(X) == fitted.predict_proba(X)).all()
         assert not hasattr(other[-1], "run_") and hasattr(fitted[-1], "run_")
@@ -247,8 +249,8 @@ def test_weights_are_numbers_of_rows(classes: int | None) -> None:
     assert few.coef_ == pytest.approx(repeated.coef_, rel=1e-9)
     assert few.intercept_ == pytest.approx(repeated.intercept_, rel=1e-9)
     theirs: Any = Ridge(alpha=1.0) if classes is None else LogisticRegression(C=1.0, tol=1e-12, max_iter=10_000)
-    found = ours(**EXACT).fit(X, y, sample_weight=weights)
-    assert found.coef_ == pytest.approx(
+    model = ours(**EXACT).fit(X, y, sample_weight=weights)
+    assert model.coef_ == pytest.approx(
         np.squeeze(theirs.fit(X, y, weights).coef_) if classes is None else theirs.fit(X, y, weights).coef_, abs=2e-5
     )
     assert ours(max_iter=3, tol=None).fit(X, y, 2.0).coef_ == pytest.approx(  # as all count alike, l2 aside
@@ -260,13 +262,15 @@ def test_weights_of_classes() -> None:
     X, y = scaled(load_iris)
     X, y = X[:110], np.array(["a", "b", "c"])[y[:110]]
     random = np.random.default_rng(0).integers(1, 3, len(y))
-    for given in ("balanced", {"a": 0.5, "c": 3.0}):
-        theirs = LogisticRegression(class_weight=given, tol=1e-12, max_iter=10_000).fit(X, y)
-        total = 110 if given == "balanced" else 25 + 50 + 30
-        ours = AnykClassifier(class_weight=given, l2=1 / total, **EXACT).fit(X, y)
+    for class_weight in ("balanced", {"a": 0.5, "c": 3.0}):
+        theirs = LogisticRegression(class_weight=class_weight, tol=1e-12, max_iter=10_000).fit(X, y)
+        total = 110 if class_weight == "balanced" else 25 + 50 + 30
+        ours = AnykClassifier(class_weight=class_weight, l2=1 / total, **EXACT).fit(X, y)
         assert ours.coef_ == pytest.approx(theirs.coef_, abs=2e-5)
-        one = AnykClassifier(class_weight=given, max_iter=9, tol=None).fit(X, y, random)
-        many = AnykClassifier(class_weight=given, max_iter=9, tol=None).fit(X.repeat(random, axis=0), y.repeat(random))
+        one = AnykClassifier(class_weight=class_weight, max_iter=9, tol=None).fit(X, y, random)
+        many = AnykClassifier(class_weight=class_weight, max_iter=9, tol=None).fit(
+            X.repeat(random, axis=0), y.repeat(random)
+        )
         assert one.coef_ == pytest.approx(many.coef_, rel=1e-9)
 
 
@@ -288,11 +292,11 @@ def test_a_warm_start_begins_where_the_last_fit_ended() -> None:
 def test_calls_of_partial_fit_are_steps_of_one_fit(kind: Any) -> None:
     X, y = scaled(load_iris)
     first = {"classes": [0, 1, 2]} if kind is AnykClassifier else {}
-    whole = kind("frc:load=2", max_iter=7, tol=None, delays="exp:mean=1", random_state=0).fit(X, y)
+    single_fit = kind("frc:load=2", max_iter=7, tol=None, delays="exp:mean=1", random_state=0).fit(X, y)
     steps = kind("frc:load=2", delays="exp:mean=1", random_state=0).partial_fit(X, y, **first)
     for _ in range(6):
         steps = pickle.loads(pickle.dumps(steps)).partial_fit(X, y)
-    assert (steps.coef_ == whole.coef_).all() and (steps.intercept_ == whole.intercept_).all()
+    assert (steps.coef_ == single_fit.coef_).all() and (steps.intercept_ == single_fit.intercept_).all()
     assert steps.n_iter_ == 7
 
 
@@ -337,11 +341,11 @@ class TestTolerance:
         random = np.random.default_rng(3)
         X = (random.normal(size=(300, 4)) @ random.normal(size=(4, 4))).astype(dtype)
         y = X @ [1.0, -2.0, 0.5, 0.0] + random.normal(size=300)
-        here, there = AnykRegressor().fit(X, y), AnykRegressor().fit(X, y + offset)
-        assert there.n_iter_ == pytest.approx(here.n_iter_, abs=2)
-        assert there.coef_ == pytest.approx(here.coef_, rel=1e-3, abs=1e-3)
-        assert there.intercept_ - offset == pytest.approx(here.intercept_, abs=0.02)
-        assert there.coef_ == pytest.approx(Ridge(1.0).fit(X, y).coef_, abs=0.01)
+        original, shifted = AnykRegressor().fit(X, y), AnykRegressor().fit(X, y + offset)
+        assert shifted.n_iter_ == pytest.approx(original.n_iter_, abs=2)
+        assert shifted.coef_ == pytest.approx(original.coef_, rel=1e-3, abs=1e-3)
+        assert shifted.intercept_ - offset == pytest.approx(original.intercept_, abs=0.02)
+        assert shifted.coef_ == pytest.approx(Ridge(1.0).fit(X, y).coef_, abs=0.01)
 
     @pytest.mark.parametrize("estimator", ["own column", "weights", "sparse", "features"])
     def test_other_ways_to_an_offset_change_no_score(self, estimator):

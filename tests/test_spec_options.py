@@ -72,11 +72,13 @@ def values(name: str, annotation: Any) -> list[Any]:
 
 
 def options() -> Iterator[Any]:
-    for registry, given in REGISTRIES:
+    for registry, arguments in REGISTRIES:
         for entry in registry:
             if entry.build.__module__.startswith("anyk."):
                 for key, parameter in entry.parameters().items() if entry.name not in ELSEWHERE else ():
-                    yield pytest.param(registry, given, entry, key, parameter, id=f"{registry.kind} {entry.name}:{key}")
+                    yield pytest.param(
+                        registry, arguments, entry, key, parameter, id=f"{registry.kind} {entry.name}:{key}"
+                    )
 
 
 def made(build: Any) -> str:
@@ -99,18 +101,22 @@ def test_every_value_arrives(
     for name, other in entry.parameters().items():
         if other.default is Parameter.empty and name not in needed:
             needed[name] = values(name, other.annotation)[0]
-    found: dict[Any, str] = {}
+    outcomes: dict[Any, str] = {}
     for value in values(key, parameter.annotation):
         keys = needed | {key: value}
-        parts = ",".join(f"{name.rstrip('_')}={_bracketed(_show(part))}" for name, part in keys.items())
+        parts = ",".join(f"{name.rstrip('_')}={_bracketed(_show(option_value))}" for name, option_value in keys.items())
         text = f"{entry.name}:{parts}"
-        found[value] = made(lambda text=text: registry.build(text, **given))
+        outcomes[value] = made(lambda text=text: registry.build(text, **given))
         direct = made(lambda keys=keys: entry.build(**keys, **given))
-        assert found[value] == direct or (direct.startswith("refused: ") and found[value].startswith("refused: ")), text
-    choices = [value for value in found if isinstance(value, str | bool) and not found[value].startswith("refused: ")]
-    told = {found[value] for value in choices}
+        assert outcomes[value] == direct or (
+            direct.startswith("refused: ") and outcomes[value].startswith("refused: ")
+        ), text
+    choices = [
+        value for value in outcomes if isinstance(value, str | bool) and not outcomes[value].startswith("refused: ")
+    ]
+    distinct = {outcomes[value] for value in choices}
     if registry is not clusters.registry and key != "strict":  # 'strict' is written down where it is not the default
-        assert len(told) == len(choices), f"{entry.name}:{key} tells {len(told)} of {choices} apart"
+        assert len(distinct) == len(choices), f"{entry.name}:{key} tells {len(distinct)} of {choices} apart"
 
 
 def _bracketed(text: str) -> str:

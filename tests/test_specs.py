@@ -51,11 +51,11 @@ def build_bare(workers: int) -> int:
 
 @pytest.fixture
 def registry() -> Registry[Any]:
-    made: Registry[Any] = Registry("thing", supplied=("workers",))
-    made.register("probe")(Probe)
-    made.register("needy")(build_needy)
-    made.register("bare")(build_bare)
-    return made
+    registry: Registry[Any] = Registry("thing", supplied=("workers",))
+    registry.register("probe")(Probe)
+    registry.register("needy")(build_needy)
+    registry.register("bare")(build_bare)
+    return registry
 
 
 # ------------------------------------------------------------------------------------------- grammar
@@ -145,11 +145,11 @@ def test_what_the_caller_supplies_is_no_key(registry: Registry[Any]) -> None:
         ("compressed:of=(frc:load=3)", ["9 workers", "12 workers"]),
     ],
 )
-def test_a_spec_that_does_not_fit_the_workers_is_answered_with_the_nearest_that_do(spec: str, near: list[str]) -> None:
+def test_a_spec_that_does_not_fit_gets_the_nearest_that_do(spec: str, near: list[str]) -> None:
     with pytest.raises(BadInput) as caught:
         strategies.strategy(spec, workers=10)
-    _, _, text = str(caught.value).rpartition("; nearest: ")
-    *specs, counts = text.split(", or ") if "workers" in text else (text, "")
+    _, _, nearest = str(caught.value).rpartition("; nearest: ")
+    *specs, counts = nearest.split(", or ") if "workers" in nearest else (nearest, "")
     alternatives = specs[0].split(", ") if specs and specs[0] else []
     alternatives += [f"{count} workers" for count in counts.removesuffix(" workers").split(" or ") if count]
     assert alternatives == near
@@ -160,7 +160,7 @@ def test_a_spec_that_does_not_fit_the_workers_is_answered_with_the_nearest_that_
 
 
 @pytest.mark.parametrize("spec", ["frc:load=three", "frc:lod=3", "frc:load=2,stragglers=1", "frc:load=2,wait=x"])
-def test_a_spec_that_fits_no_number_of_workers_gets_no_suggestion(spec: str) -> None:
+def test_a_spec_that_fits_no_workers_gets_no_suggestion(spec: str) -> None:
     with pytest.raises(BadInput) as caught:
         strategies.strategy(spec, workers=10)
     assert "nearest" not in str(caught.value)
@@ -297,9 +297,9 @@ def test_values_of_the_wrong_type_are_named(text: str, annotation: Any, sentence
     text=st.text("abcxyz./%|&123456789", min_size=1, max_size=12),
 )
 def test_what_is_shown_is_read_back(**values: Any) -> None:
-    made: Registry[Probe] = Registry("thing", supplied=("workers",))
-    made.register("probe")(Probe)
-    assert made.build(show("probe", values), workers=5) == Probe(5, **values)
+    registry: Registry[Probe] = Registry("thing", supplied=("workers",))
+    registry.register("probe")(Probe)
+    assert registry.build(show("probe", values), workers=5) == Probe(5, **values)
 
 
 def test_defaults_are_left_out() -> None:
@@ -431,9 +431,9 @@ def test_every_registered_name_is_among_the_examples() -> None:
 @pytest.mark.parametrize("spec", CODES)
 def test_a_code_is_built_again_from_its_spec(spec: str) -> None:
     code = codes.code(spec, workers=fleet(spec))
-    again = codes.code(code.spec, workers=fleet(spec))
-    assert again == code and again.spec == code.spec and hash(again) == hash(code)
-    assert (again.encoding != code.encoding).nnz == 0
+    rebuilt = codes.code(code.spec, workers=fleet(spec))
+    assert rebuilt == code and rebuilt.spec == code.spec and hash(rebuilt) == hash(code)
+    assert (rebuilt.encoding != code.encoding).nnz == 0
 
 
 @pytest.mark.parametrize("spec", DELAYS)
@@ -443,23 +443,23 @@ def test_a_delay_model_is_built_again_from_its_spec(spec: str, tmp_path: Any, mo
     for options in ["", "by=round", "by=item,uninterruptible=true"] + ["per=load"] * (not spec.startswith("trace")):
         full = spec + ("," if ":" in spec else ":") * bool(options) + options
         model = delays.parse(full)
-        again = delays.parse(model.spec)
-        assert again == model and again.spec == model.spec and hash(again) == hash(model)
+        rebuilt = delays.parse(model.spec)
+        assert rebuilt == model and rebuilt.spec == model.spec and hash(rebuilt) == hash(model)
         assert (model == delays.parse(spec)) == (not options)
 
 
 @pytest.mark.parametrize("spec", OPTIMIZERS)
 def test_an_optimizer_is_built_again_from_its_spec(spec: str) -> None:
-    made = optimizers.optimizer(spec, lr="inverse:start=0.1,decay=0.5")
-    again = optimizers.optimizer(made.spec, lr="inverse:start=0.1,decay=0.5")
-    assert again == made and again.spec == made.spec
-    assert optimizers.optimizer(spec, lr=3) != made
+    optimizer = optimizers.optimizer(spec, lr="inverse:start=0.1,decay=0.5")
+    rebuilt = optimizers.optimizer(optimizer.spec, lr="inverse:start=0.1,decay=0.5")
+    assert rebuilt == optimizer and rebuilt.spec == optimizer.spec
+    assert optimizers.optimizer(spec, lr=3) != optimizer
 
 
 @pytest.mark.parametrize("spec", SCHEDULES)
 def test_a_schedule_is_built_again_from_its_spec(spec: str) -> None:
-    made = optimizers.learning_rate(spec)
-    assert optimizers.learning_rate(made.spec) == made
+    schedule = optimizers.learning_rate(spec)
+    assert optimizers.learning_rate(schedule.spec) == schedule
 
 
 @pytest.mark.parametrize("spec", STRATEGIES)
@@ -496,27 +496,27 @@ def test_numbers_keep_every_digit_in_the_specs_of_delays(a: float, b: float, p: 
 @settings(deadline=None, max_examples=100)
 @given(st.floats(1e-12, 1e6), st.floats(0.0, 1.0, exclude_max=True))
 def test_numbers_keep_every_digit_in_the_specs_of_optimizers(epsilon: float, momentum: float) -> None:
-    for made in (optimizers.Momentum(0.1, momentum), optimizers.Adam(0.1, momentum, momentum / 2, epsilon)):
-        assert optimizers.optimizer(made.spec, lr=0.1) == made
+    for optimizer in (optimizers.Momentum(0.1, momentum), optimizers.Adam(0.1, momentum, momentum / 2, epsilon)):
+        assert optimizers.optimizer(optimizer.spec, lr=0.1) == optimizer
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.floats(1e-12, 1e6), st.floats(1e-12, 1.0))
 def test_numbers_keep_every_digit_in_the_specs_of_schedules(start: float, decay: float) -> None:
     """A run is resumed and replayed from its learning rate's spec, so a digit lost is another model."""
-    for made in (
+    for optimizer in (
         optimizers.ExponentialRate(start, decay),
         optimizers.InverseTimeRate(start, decay),
         optimizers.ConstantRate(start),
     ):
-        assert optimizers.learning_rate(made.spec) == made
+        assert optimizers.learning_rate(optimizer.spec) == optimizer
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.floats(1e-9, 1e6))
 def test_numbers_keep_every_digit_in_the_spec_of_asynchronous(step: float) -> None:
-    made: Any = strategies.strategy(strategies.KFamily(4, lr_scale=step).spec, workers=4)
-    assert made.lr_scale == step
+    rebuilt: Any = strategies.strategy(strategies.KFamily(4, lr_scale=step).spec, workers=4)
+    assert rebuilt.lr_scale == step
 
 
 def test_numpy_numbers_are_shown_as_numbers() -> None:

@@ -116,7 +116,7 @@ def test_bands_and_crossings() -> None:
     assert cases(a=[1, 2], b=["x"]) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
 
 
-def test_lines_that_cover_each_other_and_zeros_on_a_logarithmic_axis_are_seen() -> None:
+def test_covered_lines_and_zeros_on_a_log_axis_are_seen() -> None:
     from matplotlib.figure import Figure
 
     rows = [Row({"code": code, "x": x}, {"y": [y]}) for code, ys in CURVES.items() for x, y in enumerate(ys)]
@@ -134,7 +134,7 @@ def test_lines_that_cover_each_other_and_zeros_on_a_logarithmic_axis_are_seen() 
 CURVES = {"hidden": [0.1, 0.2, 0.4], "hiding": [0.1, 0.2, 0.4], "exact": [0.0, 1e-33, 0.01]}
 
 
-def test_bars_of_several_numbers_stand_side_by_side_and_what_is_not_reached_has_none() -> None:
+def test_bars_stand_side_by_side_and_none_for_missed_targets() -> None:
     from matplotlib.figure import Figure
 
     rows = (Row({"code": "a"}, {"near": [2.0], "far": [3.0]}), Row({"code": "b"}, {"near": [4.0], "far": [np.nan]}))
@@ -249,7 +249,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
         assert failed.exit_code == 2 and reason in failed.stderr, failed.stderr
 
 
-def test_an_item_whose_data_is_not_at_hand_runs_on_a_stand_in_of_its_shape(tmp_path: Path) -> None:
+def test_an_item_without_its_data_runs_on_a_stand_in(tmp_path: Path) -> None:
     """Covertype: 54 columns of whole numbers and a cover type from 1 to 7; an iteration's mean is that of its law."""
     random = np.random.default_rng(0)
     values = random.integers(0, 4, (900, 54))
@@ -265,7 +265,7 @@ def test_an_item_whose_data_is_not_at_hand_runs_on_a_stand_in_of_its_shape(tmp_p
 
 
 @pytest.mark.parametrize("averaging", [0, 1])
-def test_seconds_of_a_step_are_those_of_an_average_over_its_steps(averaging: int) -> None:
+def test_seconds_of_a_step_are_an_average_over_its_steps(averaging: int) -> None:
     """pasgd, tau = 5: 1.715 s a step (E max of 8 averages of 5), and a fifth of the averaging's second."""
     from anyk_papers.gallery.pasgd_runtime import FREE, SLOW, measure
 

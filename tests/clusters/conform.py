@@ -1,4 +1,4 @@
-"""Puts Ray or MPI through the conformance suite and tells what held, a line of JSON a check; run by test_conformance.
+"""Puts Ray or MPI through the conformance suite and tells what held, a line of JSON a check; run by testing/test_clusters.py.
 
 ``python tests/clusters/conform.py ray whole``: every check and strategy on Ray, of which the tests take a few.
 """

@@ -1,6 +1,6 @@
 """Workers on Ray that have been taken over answer what they like; a line of JSON an attack: what the driver made of it.
 
-``python tests/clusters/ray_attacks.py``; test_attacks.py runs it.
+``python tests/clusters/ray_attacks.py``; remote/test_wire.py runs it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """What messages are made of, on both sides of a cluster."""
 
 import pickle
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +10,14 @@ import pytest
 import anyk
 from anyk import keyed
 from anyk.clusters.messages import Messages, inspect_message
+from anyk.errors import RunFailed
+from anyk.problems import LeastSquares
 from anyk.protocol import Chunk
 from anyk.testing import Squares
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_messages_of_partitions_that_have_travelled_have_numpys_own_type(dtype: str) -> None:
+def test_messages_of_sent_partitions_have_numpys_own_type(dtype: str) -> None:
     """An unpickled type is equal but another object, with which NumPy's ``add.at`` takes 10 times as long."""
     travelled = pickle.loads(pickle.dumps(Squares(3, dtype=dtype).split(3)))
     assert travelled.dtype is not np.dtype(dtype)
@@ -22,19 +26,19 @@ def test_messages_of_partitions_that_have_travelled_have_numpys_own_type(dtype: 
 
 @pytest.mark.parametrize("size", [3, 5000, 300_001])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_digests_of_messages_notice_signs_and_order_and_what_is_not_finite(size: int, dtype: str) -> None:
+def test_digests_notice_signs_order_and_infinite_values(size: int, dtype: str) -> None:
     message = np.random.default_rng(size).standard_normal(size).astype(dtype)
-    whole = inspect_message(message)
+    digest = inspect_message(message)
     others = [-message, message[::-1].copy(), np.roll(message, 1), np.roll(message, 512)]
-    for place in (0, size // 2, size - 1):
+    for position in (0, size // 2, size - 1):
         others.append(message.copy())
-        others[-1][place] *= -1.0
-    assert whole == inspect_message(message.copy()) and whole[0] is None
-    assert whole not in [inspect_message(one) for one in others if not np.array_equal(one, message)]
-    for place, value, why in ((0, np.nan, "NaN"), (size - 1, np.inf, "Inf"), (size // 2, -np.inf, "Inf")):
+        others[-1][position] *= -1.0
+    assert digest == inspect_message(message.copy()) and digest[0] is None
+    assert digest not in [inspect_message(one) for one in others if not np.array_equal(one, message)]
+    for position, value, value_name in ((0, np.nan, "NaN"), (size - 1, np.inf, "Inf"), (size // 2, -np.inf, "Inf")):
         wrong = message.copy()
-        wrong[place] = value
-        assert inspect_message(wrong)[0] == f"not finite ({why})"
+        wrong[position] = value
+        assert inspect_message(wrong)[0] == f"not finite ({value_name})"
     assert inspect_message(np.full(size, np.finfo(dtype).max))[0] is None  # though its sums are not finite
 
 
@@ -81,7 +85,7 @@ def test_with_batch_norm_no_part_of_an_epoch_has_one_row(batch: int) -> None:
     messages, chunk, steps = Messages(partitions, epochs=True), Chunk((0,), (1.0,), batch=batch), -(-5 // batch)
     for j, size in enumerate(partitions.sizes):
         parts = [messages.rows(j, chunk, version) for version in range(steps)]
-        assert all(len(part) != 1 for part in parts)
+        assert all(len(mini_batch) != 1 for mini_batch in parts)
         assert sorted(np.concatenate(parts)) == list(range(size))
     run = anyk.train(
         problem,
@@ -92,3 +96,83 @@ def test_with_batch_norm_no_part_of_an_epoch_has_one_row(batch: int) -> None:
         optimizer=anyk.optimizers.GD(lr=0.1),
     )
     assert run.steps == 2 * steps
+
+
+SPECS = [
+    *("async", "k-async:k=2", "k-batch-sync:k=2", "uncoded:wait=3", "sync", "frc:load=2", "cyclic:stragglers=1"),
+    *("comm-efficient", "nested", "tree:children=2", "gc:stragglers=1", "m-sgc:B=1,W=2,lambda=1", "partial"),
+    *("pasgd:tau=2", "fedbuff:tau=2,k=2", "dpsgd", "ad-psgd", "easgd", "compressed:of=sync,by=half"),
+]
+
+GOES_ON = (
+    "async",
+    "k-async:k=2",
+    "k-batch-sync:k=2",
+    "uncoded:wait=3",
+    "fedbuff:tau=2,k=2",
+    "dpsgd",
+    "ad-psgd",
+    "easgd",
+)
+
+
+class Odd:
+    """A problem some of whose gradients are of another type."""
+
+    def __init__(self, inner: Any, odd: Sequence[int], kind: str) -> None:
+        self.inner, self.odd, self.kind = inner, odd, kind
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def recipe(self) -> None:
+        return None
+
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> Any:
+        return Odd(self.inner.split(partitions, shares), self.odd, self.kind)
+
+    def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
+        gradient = self.inner.partial_gradient(partition, w, rows)
+        return gradient.astype(self.kind) if partition in self.odd else gradient
+
+
+@pytest.fixture
+def problem() -> LeastSquares:
+    random = np.random.default_rng(0)
+    X = random.standard_normal((60, 4))
+    return LeastSquares(X, X @ np.ones(4))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_complex_gradient_is_never_taken_for_a_real_one(spec: str, problem: LeastSquares) -> None:
+    cluster = anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(mean=1.0), seed=1)
+    try:
+        run = anyk.train(Odd(problem, (1,), "c16"), spec, cluster, steps=4)
+    except RunFailed as error:
+        assert spec not in GOES_ON
+        assert str(error).endswith(
+            "wrong type: partition 1 gave a gradient of complex128; it must be of real floating-point numbers"
+        )
+        return
+    assert spec in GOES_ON
+    notes = [note for (note,) in run.log.rows("SELECT text FROM notes WHERE kind = 'set aside'")]
+    assert notes and all("wrong type: partition 1 gave a gradient of complex128" in note for note in notes)
+    assert run.ledger["unusable"] == len(notes)
+    run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["async", "sync", "pasgd:tau=2"])
+@pytest.mark.parametrize(("kind", "name"), [("c16", "complex128"), ("i8", "int64"), ("O", "object")])
+def test_a_run_whose_gradients_are_all_of_a_wrong_type_ends(
+    spec: str, kind: str, name: str, problem: LeastSquares
+) -> None:
+    with pytest.raises(RunFailed, match=f"^step 0: most replies cannot be used; worker .: wrong type: .* of {name}; "):
+        anyk.train(Odd(problem, range(6), kind), spec, anyk.clusters.Simulated(6), steps=2)
+
+
+def test_wrong_types_are_named_on_processes_too(problem: LeastSquares) -> None:
+    with pytest.raises(RunFailed, match="wrong type: partition 1 gave a gradient of complex128; it must be of real"):
+        anyk.train(Odd(problem, (1,), "c16"), "sync", anyk.clusters.Processes(3), steps=2)

@@ -6,13 +6,13 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from code_oracles import dense, least_squares, made, spans_ones, subsets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
 from anyk.codes import BinaryCode, FractionalRepetition
 from anyk.errors import BadInput, NotDecodable
+from code_oracles import dense, least_squares, made, spans_ones, subsets
 
 pytestmark = pytest.mark.in_process
 
@@ -23,7 +23,7 @@ def test_the_rows_of_seven_workers_and_two_stragglers() -> None:
     assert (code.load, code.tolerates, code.partitions, code.classes) == (4, 2, 7, 3)
 
 
-def test_any_two_stragglers_of_seven_leave_weights_of_zero_and_one() -> None:
+def test_two_stragglers_of_seven_leave_binary_weights() -> None:
     code = BinaryCode(7, stragglers=2)
     for lost in combinations(range(7), 2):
         decoding = code.decode_exactly(sorted(set(range(7)) - set(lost)))
@@ -100,28 +100,28 @@ def test_where_it_divides_it_is_fractional_repetition(n: int, s: int) -> None:
             assert one.residual == other.residual
 
 
-def test_beyond_the_tolerance_least_squares_find_most_of_what_no_class_gives() -> None:
+def test_beyond_the_tolerance_least_squares_find_most() -> None:
     """n = 30, s = 7, 14 stragglers: a class is complete in about 56 % of the sets, the sum recoverable in over 98 %."""
     code, random = BinaryCode(30, stragglers=7), np.random.default_rng(5)
     complete = recovered = 0
     for _ in range(400):
         replied = random.choice(30, 16, replace=False)
-        here = set(replied.tolist())
-        complete += any(here.issuperset(range(c, 30, 8)) for c in range(8))
+        workers = set(replied.tolist())
+        complete += any(workers.issuperset(range(c, 30, 8)) for c in range(8))
         recovered += code.decode(replied).exact
     assert abs(complete / 400 - 0.56) < 4 * (0.56 * 0.44 / 400) ** 0.5
     assert recovered / 400 > 0.98
 
 
 @pytest.mark.parametrize(("n", "s"), [(7, 2), (8, 2), (11, 3), (12, 3)])
-def test_finish_times_are_when_rational_elimination_first_succeeds(n: int, s: int) -> None:
+def test_finish_times_are_those_of_rational_elimination(n: int, s: int) -> None:
     code = made(f"binary:stragglers={s}", n)
     matrix = [tuple(row) for row in dense(code).astype(int).tolist()]
     arrivals = np.random.default_rng(n).exponential(size=(20, n))
-    for times, found in zip(arrivals, code.finish_times(arrivals), strict=True):
+    for times, finish_time in zip(arrivals, code.finish_times(arrivals), strict=True):
         order = np.argsort(times)
         first = next(r for r in range(1, n + 1) if spans_ones(frozenset(matrix[i] for i in order[:r])))
-        assert found == times[order[first - 1]]
+        assert finish_time == times[order[first - 1]]
 
 
 def test_large_codes_stay_exact() -> None:
@@ -137,6 +137,6 @@ def test_stragglers_out_of_range(stragglers: int) -> None:
         BinaryCode(7, stragglers=stragglers)
 
 
-def test_default_stragglers_are_a_tenth_and_the_spec_builds_the_same() -> None:
+def test_default_stragglers_are_a_tenth_and_in_the_spec() -> None:
     assert [BinaryCode(n).tolerates for n in (1, 2, 9, 10, 20, 100)] == [0, 1, 1, 1, 2, 10]
     assert anyk.code(BinaryCode(23).spec, workers=23) == BinaryCode(23, stragglers=2)

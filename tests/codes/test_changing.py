@@ -54,7 +54,9 @@ def test_little_moves_and_loads_stay_even(stragglers: int, smallest: int, bound:
         )
         after = held(groups)
         if before:
-            total += sum(len(own - before.get(worker, set())) for worker, own in after.items() if worker in present)
+            total += sum(
+                len(partitions - before.get(worker, set())) for worker, partitions in after.items() if worker in present
+            )
         least += share * (stragglers + 1) * PARTITIONS
         loads.append(sum(map(len, after.values())) / ((stragglers + 1) * PARTITIONS))
     assert total <= bound * least
@@ -74,11 +76,11 @@ def test_any_change_leaves_a_code_that_tolerates_what_it_must(stragglers, partit
     for present in changes:
         groups = follow(code, *groups, present, partitions)
         built = GroupedRepetition(MOST, code, tuple(zip(map(tuple, groups[0]), map(tuple, groups[1]), strict=True)))
-        assert sorted(worker for own in groups[0] for worker in own) == sorted(present)
+        assert sorted(worker for group in groups[0] for worker in group) == sorted(present)
         assert sorted(j for block in groups[1] for j in block) == list(range(partitions))
         assert built.tolerates >= stragglers
         assert max(built.sizes) - min(built.sizes) <= 1
-        lost = {worker for own in groups[0] for worker in own[:1]} if stragglers else set()
+        lost = {worker for group in groups[0] for worker in group[:1]} if stragglers else set()
         decoding = built.decode(sorted(present - set(sorted(lost)[:stragglers])))
         assert decoding.residual == 0.0
         assert not any(built.rows[worker][0] for worker in set(range(MOST)) - present)
@@ -94,10 +96,10 @@ def test_nothing_moves_while_enough_members_are_left() -> None:
 def test_a_bernoulli_code_keeps_the_samples_of_workers_that_stay() -> None:
     """With one worker less the probability rises, and only few partitions are added; replication stays the same."""
     base = BernoulliCode(MOST, expected_load=4)
-    whole, fewer = (PartialBernoulli(MOST, 640, base, tuple(range(n))) for n in (16, 15))
-    kept = [set(a) <= set(b) for a, b in zip(whole.assignment[:15], fewer.assignment[:15], strict=True)]
-    assert all(kept)
-    assert whole.replication == pytest.approx(4.0, rel=0.05)
+    full, fewer = (PartialBernoulli(MOST, 640, base, tuple(range(n))) for n in (16, 15))
+    unchanged = [set(a) <= set(b) for a, b in zip(full.assignment[:15], fewer.assignment[:15], strict=True)]
+    assert all(unchanged)
+    assert full.replication == pytest.approx(4.0, rel=0.05)
     assert fewer.replication == pytest.approx(4.0, rel=0.05)
     assert fewer.encoding[15].nnz == 0
     assert (np.asarray(fewer.encoding.sum(axis=0)) >= 1).all()
@@ -107,7 +109,7 @@ def test_absent_workers_do_not_make_the_sum_larger() -> None:
     """The mean coefficient of one-step decoding is 1 when all who are there have replied."""
     present = (1, 4, 5, 8, 13)
     groups = tuple(
-        (tuple(own), tuple(block)) for own, block in zip(*first_groups(Uncoded(MOST), present, 64), strict=True)
+        (tuple(group), tuple(block)) for group, block in zip(*first_groups(Uncoded(MOST), present, 64), strict=True)
     )
     bernoulli = PartialBernoulli(MOST, 64, BernoulliCode(MOST), present)
     for code in (bernoulli, GroupedRepetition(MOST, Uncoded(MOST), groups)):

@@ -7,11 +7,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from code_oracles import dense, least_squares, made, subsets
 
 from anyk.codes import CyclicRepetition
 from anyk.codes.cyclic import _best_sample
 from anyk.errors import BadInput
+from code_oracles import dense, least_squares, made, subsets
 
 pytestmark = pytest.mark.in_process
 
@@ -29,7 +29,7 @@ def cyclic(n: int, s: int) -> CyclicRepetition:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "s"), [*SMALL, (12, 3), (30, 7), (100, 9)])
-def test_rows_are_cyclic_of_unit_norm_and_span_n_less_s_dimensions(n: int, s: int) -> None:
+def test_rows_are_cyclic_of_unit_norm_and_of_rank_n_minus_s(n: int, s: int) -> None:
     B = dense(cyclic(n, s))
     for i, row in enumerate(B):
         assert sorted(np.flatnonzero(row)) == sorted((i + j) % n for j in range(s + 1))
@@ -46,7 +46,7 @@ def test_rows_are_cyclic_of_unit_norm_and_span_n_less_s_dimensions(n: int, s: in
     assert (code.load, code.tolerates, code.partitions) == (s + 1, s, n)
 
 
-def test_without_stragglers_it_is_the_identity_and_with_all_but_one_every_row_is_alike() -> None:
+def test_extreme_tolerances_give_identity_and_equal_rows() -> None:
     for n in (1, 4, 7):
         assert np.array_equal(dense(cyclic(n, 0)), np.eye(n))
         assert dense(cyclic(n, n - 1)) == pytest.approx(np.full((n, n), n**-0.5), rel=1e-9)
@@ -175,6 +175,6 @@ def test_where_the_quick_svd_gives_up_another_is_asked(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(np.linalg, "svd", gives_up)
     _best_sample.cache_clear()
-    again = CyclicRepetition(12, stragglers=3, seed=1)
-    assert np.allclose(dense(again), dense(expected), atol=1e-10)
-    assert np.allclose(again._best.weights(lost), weights, atol=1e-8)
+    same_seed = CyclicRepetition(12, stragglers=3, seed=1)
+    assert np.allclose(dense(same_seed), dense(expected), atol=1e-10)
+    assert np.allclose(same_seed._best.weights(lost), weights, atol=1e-8)

@@ -1,18 +1,33 @@
-"""Decoders: the set of replies decides, not their order; any matrix is decoded; residual and gain mean what they say."""
+"""Decoders and decoding methods: the set of replies decides, any matrix is decoded, residual and gain mean what they say."""
 
 from __future__ import annotations
 
+from math import comb
 from typing import Any
 
 import numpy as np
 import pytest
-from code_oracles import AnyMatrix, dense, least_squares, made, spans_ones
+from click.testing import CliRunner
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import anyk
 from anyk import codes
-from anyk.codes import Code, Uncoded
+from anyk.cli import main
+from anyk.codes import (
+    Algorithmic,
+    BernoulliCode,
+    Code,
+    Exact,
+    LeastSquares,
+    OneStep,
+    Own,
+    Uncoded,
+)
+from anyk.codes.decoders import Removal
 from anyk.errors import BadInput, NotDecodable
+from anyk.fleet import facts
+from code_oracles import AnyMatrix, dense, least_squares, made, spans_ones, subsets
 
 pytestmark = pytest.mark.in_process
 
@@ -42,7 +57,7 @@ def added(code: Code, order: Any) -> Any:
 
 @settings(deadline=None, max_examples=150)
 @given(matrices(), st.data())
-def test_the_least_squares_decoder_agrees_with_rational_arithmetic(
+def test_least_squares_agrees_with_rational_arithmetic(
     matrix: tuple[tuple[int, ...], ...], data: st.DataObject
 ) -> None:
     code = AnyMatrix(len(matrix), matrix)
@@ -63,9 +78,7 @@ def test_the_least_squares_decoder_agrees_with_rational_arithmetic(
 
 @settings(deadline=None, max_examples=100)
 @given(matrices(), st.data())
-def test_numbering_the_workers_otherwise_numbers_the_weights_otherwise(
-    matrix: tuple[tuple[int, ...], ...], data: st.DataObject
-) -> None:
+def test_renumbered_workers_have_renumbered_weights(matrix: tuple[tuple[int, ...], ...], data: st.DataObject) -> None:
     n = len(matrix)
     order = data.draw(st.permutations(range(n)))
     code, renumbered = AnyMatrix(n, matrix), AnyMatrix(n, tuple(matrix[i] for i in order))
@@ -100,7 +113,7 @@ def test_a_worker_without_partitions_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize("n", [30, 100])
-def test_random_dense_codes_decode_when_there_are_as_many_replies_as_partitions(n: int) -> None:
+def test_dense_codes_decode_as_many_replies_as_partitions(n: int) -> None:
     random = np.random.default_rng(n)
     B = random.standard_normal((n, n // 2))
     code = AnyMatrix(n, tuple(map(tuple, B.tolist())))
@@ -280,3 +293,182 @@ def test_replies_without_partitions_count_for_nothing(decoder: str) -> None:
     empty = [worker for worker, (partitions, _) in enumerate(code.rows) if not partitions]
     assert empty
     assert code.decode(empty, decoder=decoder).residual == 1.0
+
+
+METHOD_CODES = [
+    ("bgc:load=4", 20),
+    ("biregular:load=4", 20),
+    ("graph:load=4", 20),
+    ("frc:load=2", 12),
+    ("mds:stragglers=2", 9),
+]
+
+METHOD_CODES += [("cyclic:stragglers=3", 10), ("expander:load=4", 20), ("bibd", 13)]
+
+
+@pytest.mark.parametrize(("spec", "n"), METHOD_CODES)
+def test_algorithmic_decoding_descends_to_least_squares(spec: str, n: int) -> None:
+    code, random = made(spec, n), np.random.default_rng(n)
+    for r in (n // 2, n - 2):
+        replied = random.choice(n, r, replace=False)
+        counts = [1, 2, 3, 5, 10, 50, 200]
+        errors = [code.decode(replied, decoder=Algorithmic(k)).residual for k in counts]
+        best = code.decode(replied, decoder=LeastSquares()).residual
+        assert errors[0] <= 1.0 and all(
+            later <= earlier + 1e-12 for earlier, later in zip(errors, errors[1:], strict=False)
+        )
+        assert errors[-1] >= best - 1e-9 and best == pytest.approx(least_squares(code, replied.tolist())[1], abs=1e-8)
+        assert code.decode(replied, decoder="algorithmic").residual == errors[5]
+
+
+def test_algorithmic_decoding_finds_the_weights_of_least_norm() -> None:
+    code = made("biregular:load=4", 12)
+    replied = [0, 1, 2, 5, 7, 8, 11]
+    decoding = code.decode(replied, decoder=Algorithmic(20_000))
+    assert decoding.weights == pytest.approx(least_squares(code, replied)[0], abs=1e-6)
+
+
+def test_one_gradient_step_from_zero_by_hand() -> None:
+    code = made("frc:load=2", 4)  # nu = 2 x 2 with all replies: column sums 2, row sums 2
+    assert code.decode(range(4), decoder=Algorithmic(1)).weights.tolist() == [0.5] * 4
+    assert code.decode([0, 2], decoder=Algorithmic(1)).weights.tolist() == [1.0, 0.0, 1.0, 0.0]
+    assert code.decode([], decoder=Algorithmic(3)).weights.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(("spec", "n"), METHOD_CODES)
+def test_methods_by_name_and_as_values_are_the_same(spec: str, n: int) -> None:
+    code = made(spec, n)
+    for name, value in (
+        ("own", Own()),
+        ("least-squares", LeastSquares()),
+        ("one-step", OneStep()),
+        ("algorithmic", Algorithmic()),
+    ):
+        by_name, by_value = (code.decode(range(n - 2), decoder=how) for how in (name, value))
+        assert by_name is by_value
+    assert code.decode(range(n), decoder="exact").exact if not spec.startswith("bgc") else True
+
+
+@pytest.mark.parametrize(("spec", "n"), METHOD_CODES)
+def test_remembered_decodings_cannot_be_written(spec: str, n: int) -> None:
+    code = anyk.code(spec, workers=n)
+    one = code.decode([1, 0, 2])
+    assert code.decode([2, 1, 0]) is one and code.decode(np.array([0, 1, 2])) is one and code.decode({0, 1, 2}) is one
+    assert code.decode([0, 1, 3]) is not one
+    assert code.decode([0, 1, 2], decoder=Algorithmic(7)) is code.decode([0, 1, 2], decoder=Algorithmic(7))
+    assert code.decode([0, 1, 2], decoder=Algorithmic(8)) is not code.decode([0, 1, 2], decoder=Algorithmic(7))
+    with pytest.raises(ValueError, match="read-only"):
+        one.weights[0] = 5.0
+
+
+def test_the_exact_method_raises_where_no_sum_is_exact() -> None:
+    for spec, n in METHOD_CODES:
+        code = made(spec, n)
+        with pytest.raises(NotDecodable, match=rf"1 of {n} replies do not give the exact sum"):
+            code.decode([0], decoder=Exact())
+    with pytest.raises(NotDecodable, match="only an approximation"):
+        made("bibd", 13).decode(range(12), decoder="exact")
+
+
+def test_methods_that_do_not_exist() -> None:
+    code: Code = made("frc:load=2", 4)
+    with pytest.raises(
+        BadInput, match="no decoder 'two-step'; there are own, exact, least-squares, one-step, algorithmic"
+    ):
+        code.decode([0], decoder="two-step")
+    for iterations in (0, -3):
+        with pytest.raises(BadInput, match=f"iterations must be a whole number of at least 1, got {iterations}"):
+            Algorithmic(iterations)
+
+
+def one_step_error(B: np.ndarray, replied: np.ndarray, rho: float) -> float:
+    return float(((rho * B[replied].sum(axis=0) - 1.0) ** 2).sum())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        made("bgc:load=3", 9),
+        made("rbgc:load=2", 9),
+        made("sbc:load=3", 9),
+        made("biregular:load=3", 9),
+        made("expander:load=4", 9),
+        made("graph:load=3", 9),
+        made("frc:load=3", 9),
+        made("mds:stragglers=2", 8),
+        made("cyclic:stragglers=2", 8),
+        made("bibd", 7),
+        made("hetero:probability=0.2,load=3", 8),
+        made("partial:stragglers=1,load=3", 4),
+        made("bcc:batches=3", 9),
+        made("uncoded", 1),
+        AnyMatrix(4, ((1, 0, 2), (0, 3, 0), (1, 1, 1), (2, 0, -1))),
+    ],
+    ids=lambda code: code.spec,
+)
+def test_expected_one_step_error_is_the_mean_over_all_sets(code: Code) -> None:
+    n, B = code.replies, dense(code)
+    for r in range(1, n + 1):
+        rho = code.partitions * n / (r * B.sum())
+        errors = [one_step_error(B, np.array(replied), rho) for replied in subsets(range(n), r, r)]
+        assert len(errors) == comb(n, r)
+        expected = code.expected_error(r, decoder="one-step")
+        assert expected == pytest.approx(np.mean(errors), rel=1e-9, abs=1e-9)
+        weights, residual, _ = code.decode(range(r), decoder="one-step")
+        assert weights[:r] == pytest.approx([rho] * r) and not weights[r:].any()
+        assert code.partitions * residual**2 == pytest.approx(errors[0], rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("replies", [0, 10, -1])
+def test_counts_of_replies_out_of_range(replies: int) -> None:
+    for spec in ("bgc:load=3", "frc:load=3"):
+        with pytest.raises(BadInput, match=f"replies must be 1 to 9, got {replies}"):
+            made(spec, 9).expected_error(replies)
+    with pytest.raises(BadInput, match=f"replies must be 1 to 9, got {replies}"):
+        BernoulliCode(9).drawn_error(replies)
+
+
+MATRICES = {
+    "square": lambda random: random.standard_normal((12, 12)),
+    "wide": lambda random: random.standard_normal((9, 15)),
+    "tall": lambda random: random.standard_normal((15, 9)),
+    "sparse": lambda random: (random.random((14, 12)) < 0.2).astype(float),
+    "repeated": lambda random: np.repeat((random.random((5, 12)) < 0.4).astype(float), 3, axis=0),
+}
+
+
+@pytest.mark.parametrize("kind", MATRICES)
+def test_weights_and_residuals_are_those_of_a_solve(kind: str) -> None:
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        matrix = MATRICES[kind](random)
+        n, m = matrix.shape
+        removal = Removal(matrix)
+        lost = np.sort(random.choice(n, int(random.integers(0, n - 2)), replace=False))
+        remaining = np.setdiff1d(np.arange(n), lost)
+        weights = removal.weights(lost)
+        assert weights is not None and not weights[lost].any()
+        assert np.allclose(
+            weights[remaining], np.linalg.lstsq(matrix[remaining].T, np.ones(m), rcond=1e-9)[0], atol=1e-8
+        )
+        for one, residual in zip(remaining, removal.residuals(lost, remaining), strict=True):
+            left = np.setdiff1d(remaining, [one])
+            best = np.linalg.lstsq(matrix[left].T, np.ones(m), rcond=1e-9)[0] @ matrix[left]
+            assert residual == pytest.approx(np.linalg.norm(best - 1.0) / m**0.5, abs=1e-7)
+
+
+def test_facts_of_large_codes_need_no_iterative_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300 workers that was a minute."""
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("an iterative solve")
+
+    monkeypatch.setattr("anyk.codes.decoders.least_squares", never)
+    code_facts = facts(anyk.code("expander", workers=300))
+    assert round(code_facts.expected, 5) == 0.04721 and code_facts.worst > 0.16  # as iterative solves found
+
+
+def test_the_table_of_codes_tells_how_far_it_is() -> None:
+    done = CliRunner().invoke(main, ["list", "codes", "--workers", "4", "--json", "-"])
+    assert done.exit_code == 0
+    assert done.stdout.startswith("[") and "looking at codes for 4 workers" in done.stderr

@@ -6,13 +6,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from code_oracles import dense, least_squares, made, subsets
 
 import anyk
 from anyk import codes
 from anyk.codes import BlockDesignCode, Code, KroneckerCode, RandomBiregularCode, designs_for, worst_stragglers
 from anyk.codes.designs import field, prime_power
 from anyk.errors import BadInput
+from code_oracles import dense, least_squares, made, subsets
 
 pytestmark = [pytest.mark.in_process, pytest.mark.slow]
 
@@ -82,9 +82,9 @@ def test_symmetric_designs_of_the_handbook_are_built(n: int, load: int, shared: 
         assert np.array_equal(incidence @ incidence.T, (load - shared) * np.eye(n) + shared)
 
 
-def test_the_numbers_of_workers_for_which_there_are_projective_planes() -> None:
-    there = [n for n in range(1, 151) if any(d.family == "projective" for d in designs_for(n))]
-    assert there == [7, 13, 21, 31, 57, 73, 91, 133]
+def test_projective_planes_exist_for_known_numbers_of_workers() -> None:
+    sizes = [n for n in range(1, 151) if any(d.family == "projective" for d in designs_for(n))]
+    assert sizes == [7, 13, 21, 31, 57, 73, 91, 133]
     assert [n for n in range(1, 151) if any(d.family == "affine" for d in designs_for(n))] == [
         q * q for q in (2, 3, 4, 5, 7, 8, 9, 11)
     ]
@@ -136,7 +136,7 @@ def test_the_error_depends_only_on_how_many_reply(n: int, design: codes.designs.
             assert error == pytest.approx(code.partitions * least_squares(code, replied.tolist())[1] ** 2, abs=1e-8)
 
 
-def test_with_stragglers_it_is_never_exact_and_the_decoder_says_so() -> None:
+def test_with_stragglers_the_decoder_claims_no_exact_sum() -> None:
     code = BlockDesignCode(13)
     decoder = code.decoder()
     said = [decoder.add(worker) for worker in (5, 3, 12, 0, 1, 2, 4, 6, 7, 8, 9, 10, 11)]
@@ -147,15 +147,15 @@ def test_with_stragglers_it_is_never_exact_and_the_decoder_says_so() -> None:
 
 
 def test_where_there_is_no_design_the_nearest_are_named() -> None:
-    there = [n for n in range(1, 400) if designs_for(n)]
+    sizes = [n for n in range(1, 400) if designs_for(n)]
     for n in (1, 2, 3, 8, 10, 12, 14, 20, 22, 50, 100, 150, 200):
-        less, more = [m for m in there if m < n], [m for m in there if m > n]
+        less, more = [m for m in sizes if m < n], [m for m in sizes if m > n]
         near = f"{less[-1]} or {more[0]}" if less else f"{more[0]}"
         with pytest.raises(BadInput, match=f"^no block design is known for {n} workers; nearest: {near} workers$"):
             anyk.code("bibd", workers=n)
 
 
-def test_a_load_or_family_that_is_not_there_is_answered_with_what_is() -> None:
+def test_a_missing_load_or_family_is_answered_with_what_exists() -> None:
     with pytest.raises(
         BadInput, match=r"bibd:load=5 does not exist for 7 workers; there is family=projective \(load=3\)"
     ):
@@ -209,7 +209,7 @@ def test_matrix_loads_and_decodes_of_products(left: str, n1: int, right: str, n2
         expected, nearest = least_squares(code, replied)
         weights, residual, _ = code.decode(replied)
         assert weights == pytest.approx(expected, abs=1e-7)
-        errors = [c.partitions * least_squares(c, at)[1] ** 2 for c, at in ((one, rows), (other, columns))]
+        errors = [c.partitions * least_squares(c, replies)[1] ** 2 for c, replies in ((one, rows), (other, columns))]
         m1, m2 = one.partitions, other.partitions
         error = m1 * m2 - (m1 - errors[0]) * (m2 - errors[1])
         assert code.partitions * residual**2 == pytest.approx(error, abs=1e-8)
@@ -223,7 +223,7 @@ def test_matrix_loads_and_decodes_of_products(left: str, n1: int, right: str, n2
     [("frc:load=2", 4, "frc:load=3", 3), ("mds:stragglers=1", 3, "frc:load=2", 4), ("cyclic:stragglers=2", 4, "uncoded", 2),
      ("binary:stragglers=1", 3, "mds:stragglers=1", 3)],
 )  # fmt: skip
-def test_a_product_tolerates_less_than_a_spoiled_row_of_spoiled_rows(left: str, n1: int, right: str, n2: int) -> None:
+def test_a_product_fails_at_a_spoiled_row_of_spoiled_rows(left: str, n1: int, right: str, n2: int) -> None:
     code = KroneckerCode(made(left, n1), made(right, n2))
     most = (made(left, n1).tolerates + 1) * (made(right, n2).tolerates + 1) - 1
     assert code.tolerates == most and not code.approximate
@@ -296,3 +296,9 @@ def test_incidence_of_the_planes_is_that_of_geometry() -> None:
         meets = lines.T @ lines
         assert set(meets[~np.eye(len(meets), dtype=bool)].tolist()) == {0.0, 1.0}
         assert ((meets == 0).sum(axis=0) == q - 1).all()  # each line has q - 1 parallels
+
+
+@pytest.mark.parametrize("factor", ["progress", "partial", "comm-efficient"])
+def test_a_product_refuses_factors_without_one_whole_message(factor: str) -> None:
+    with pytest.raises(BadInput, match="one whole message"):
+        codes.code(f"kronecker:left=({factor}),right=(frc)", workers=12)

@@ -6,14 +6,16 @@ from itertools import product
 
 import numpy as np
 import pytest
-from code_oracles import dense
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 import anyk
-from anyk.codes import HeterogeneousCode
+from anyk.codes import (
+    HeterogeneousCode,
+)
 from anyk.errors import BadInput
+from code_oracles import dense
 
 pytestmark = pytest.mark.in_process
 
@@ -44,45 +46,45 @@ def test_right_on_average_with_the_error_it_says(code: HeterogeneousCode) -> Non
 
 @settings(deadline=None, max_examples=200)
 @given(fleets())
-def test_placed_within_budgets_covering_everything_and_never_on_the_dead(code: HeterogeneousCode) -> None:
+def test_placement_keeps_budgets_and_spares_the_dead(code: HeterogeneousCode) -> None:
     assert len(code.allocation) == code.partitions
-    for own in code.allocation:
-        assert own and len(set(own)) == len(own)
-        assert all(code.probabilities[i] < 1 for i in own)
-    counts = np.bincount([i for own in code.allocation for i in own], minlength=code.workers)
+    for partitions in code.allocation:
+        assert partitions and len(set(partitions)) == len(partitions)
+        assert all(code.probabilities[i] < 1 for i in partitions)
+    counts = np.bincount([i for partitions in code.allocation for i in partitions], minlength=code.workers)
     assert (counts <= code.budgets).all()
     useful = [b if p < 1 else 0 for b, p in zip(code.budgets, code.probabilities, strict=True)]
     assert counts.tolist() == useful  # no budget is left
-    for i, held in enumerate(code.assignment):
-        assert held == tuple(j for j, own in enumerate(code.allocation) if i in own)
-        assert held or not useful[i]
+    for i, held_partitions in enumerate(code.assignment):
+        assert held_partitions == tuple(j for j, partitions in enumerate(code.allocation) if i in partitions)
+        assert held_partitions or not useful[i]
     assert code.expected_error() >= code.least_error * (1 - 1e-9)
 
 
 @settings(deadline=None, max_examples=50)
 @given(fleets())
-def test_the_load_is_the_most_partitions_that_any_worker_computes(code: HeterogeneousCode) -> None:
+def test_the_load_is_the_most_partitions_of_any_worker(code: HeterogeneousCode) -> None:
     assert code.load == max(map(len, code.assignment))
-    again = anyk.code(code.spec, workers=code.workers)
-    assert again == code and again.budgets == code.budgets
+    rebuilt = anyk.code(code.spec, workers=code.workers)
+    assert rebuilt == code and rebuilt.budgets == code.budgets
     assert (code.load, code.budgets) == ((relearned := code.relearned([1] * code.workers, 2)).load, relearned.budgets)
 
 
-def test_budgets_that_differ_make_another_code_though_the_load_is_the_same() -> None:
+def test_different_budgets_make_different_codes() -> None:
     uneven, even = (HeterogeneousCode(4, probability=0.2, load=load) for load in ((1, 1, 2, 3), 3))
     assert uneven != even and (uneven.load, even.load) == (3, 3)
     assert (uneven.spec, even.spec) == ("hetero:probability=0.2,load=1/1/2/3", "hetero:probability=0.2,load=3")
     anyk.testing.check_code(uneven)
 
 
-def test_the_mean_over_all_straggler_sets_is_the_sum_and_its_error_the_formula() -> None:
+def test_over_all_straggler_sets_mean_and_error_are_the_formula() -> None:
     code = HeterogeneousCode(7, probability=(0.1, 0.2, 0.3, 0.05, 0.5, 0.9, 1.0), load=4, partitions=6)
     p, B = np.array(code.probabilities), dense(code)
     mean, error = np.zeros(6), 0.0
     for came in product((0, 1), repeat=7):
-        at = np.array(came)
-        chance = float(np.where(at, 1 - p, p).prod())
-        coefficients = code.decode(np.flatnonzero(at)).weights @ B
+        replies = np.array(came)
+        chance = float(np.where(replies, 1 - p, p).prod())
+        coefficients = code.decode(np.flatnonzero(replies)).weights @ B
         mean += chance * coefficients
         error += chance * ((coefficients - 1) ** 2).sum()
     assert mean == pytest.approx(np.ones(6), abs=1e-12)
@@ -105,7 +107,7 @@ def test_equal_workers_have_the_error_of_a_plain_mean(n: int, p: float, data: st
     code = HeterogeneousCode(n, probability=p, load=d)
     assert code.expected_error() == pytest.approx(n * p / (d * (1 - p)), rel=1e-9)
     assert code.least_error == pytest.approx(n * p / (d * (1 - p)), rel=1e-9)
-    assert {len(own) for own in code.allocation} == {d}
+    assert {len(partitions) for partitions in code.allocation} == {d}
     assert dense(code)[dense(code) > 0] == pytest.approx(np.full(n * d, 1 / (d * (1 - p))))
 
 
@@ -121,16 +123,16 @@ def test_no_other_unbiased_weights_have_less_variance(seed: int) -> None:
         W[support] = x
         return W
 
-    found = minimize(
+    optimum = minimize(
         lambda x: float((p * (1 - p)) @ (weights(x) ** 2).sum(axis=1)),
         random.uniform(0.2, 1.0, size=int(support.sum())),
         constraints={"type": "eq", "fun": lambda x: (1 - p) @ weights(x) - 1.0},
         method="SLSQP",
         options={"ftol": 1e-14, "maxiter": 500},
     )
-    assert found.success
-    assert code.expected_error() == pytest.approx(found.fun, rel=1e-6)
-    assert np.abs(B - weights(found.x)).max() < 1e-4
+    assert optimum.success
+    assert code.expected_error() == pytest.approx(optimum.fun, rel=1e-6)
+    assert np.abs(B - weights(optimum.x)).max() < 1e-4
 
 
 @settings(deadline=None, max_examples=60)
@@ -166,21 +168,23 @@ def test_a_worker_that_never_fails_is_nearly_all_that_counts() -> None:
     assert code.expected_error() == pytest.approx(0.0, abs=1e-5)
 
 
-def test_decoding_adds_up_whoever_replies_and_least_squares_can_do_better() -> None:
+def test_decoding_adds_up_and_least_squares_can_do_better() -> None:
     code = HeterogeneousCode(10, probability=0.3, load=3)
     random, B = np.random.default_rng(0), dense(code)
     for _ in range(20):
         replied = np.flatnonzero(random.random(10) > 0.3)
-        own, best = code.decode(replied), code.decode(replied, decoder="least-squares")
-        assert own.weights[replied].tolist() == [1.0] * len(replied) and own.weights.sum() == len(replied)
-        assert own.residual == pytest.approx(np.linalg.norm(B[replied].sum(axis=0) - 1) / 10**0.5)
-        assert best.residual <= own.residual + 1e-9
+        own_decoding, best = code.decode(replied), code.decode(replied, decoder="least-squares")
+        assert own_decoding.weights[replied].tolist() == [1.0] * len(replied) and own_decoding.weights.sum() == len(
+            replied
+        )
+        assert own_decoding.residual == pytest.approx(np.linalg.norm(B[replied].sum(axis=0) - 1) / 10**0.5)
+        assert best.residual <= own_decoding.residual + 1e-9
 
 
 # ------------------------------------------------------------------------------------------- learning
 
 
-def test_relearned_probabilities_are_the_mean_under_a_uniform_prior() -> None:
+def test_relearned_probabilities_have_a_uniform_prior() -> None:
     code = HeterogeneousCode(6, probability=(0.1, 0.2, 0.3, 0.4, 0.5, 0.2), load=3)
     missed, steps = (0, 5, 20, 3, 10, 7), 20
     new = code.relearned(missed, steps)
@@ -194,7 +198,7 @@ def test_relearned_probabilities_are_the_mean_under_a_uniform_prior() -> None:
     assert new.relearned(missed, steps).learned == new.learned and new.relearned((0,) * 6, 0).learned == (0.5,) * 6
 
 
-def test_relearning_forgets_what_was_learned_before_and_lowers_the_error_under_the_truth() -> None:
+def test_relearning_forgets_the_past_and_lowers_the_error() -> None:
     truth, steps = np.array([0.05, 0.5, 0.1, 0.6, 0.2, 0.05]), 400
     missed = np.random.default_rng(1).binomial(steps, truth)
     guessed = HeterogeneousCode(6, probability=0.2, load=3)
@@ -237,5 +241,17 @@ def test_heterogeneous_codes_that_do_not_exist(spec: str, sentence: str) -> None
 def test_the_spec_builds_the_same() -> None:
     for spec in ("hetero", "hetero:probability=0.1/0.2/0.3/1,load=4/3/2/1", "hetero:load=3,partitions=7,relearn=0"):
         code = anyk.code(spec, workers=4)
-        again = anyk.code(code.spec, workers=4)
-        assert again == code and again.rows == code.rows
+        rebuilt = anyk.code(code.spec, workers=4)
+        assert rebuilt == code and rebuilt.rows == code.rows
+
+
+@pytest.mark.slow
+def test_workers_that_never_straggle_give_the_exact_sum() -> None:
+    assert HeterogeneousCode(6, probability=0.0).decode(range(6)).exact
+
+
+@pytest.mark.slow
+def test_what_was_learned_is_part_of_what_a_code_is() -> None:
+    code = HeterogeneousCode(3, load=2)
+    assert code.relearned((5, 0, 0), 10) != code
+    assert code.relearned((5, 0, 0), 10) == code.relearned((5, 0, 0), 10)

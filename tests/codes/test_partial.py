@@ -6,12 +6,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from code_oracles import dense, least_squares, subsets
 
 import anyk
 from anyk.codes import PartialStragglers
 from anyk.specs import parse
 from anyk.testing import check_code
+from code_oracles import dense, least_squares, subsets
 
 pytestmark = pytest.mark.in_process
 
@@ -49,7 +49,7 @@ def test_shares_of_whole_partitions_are_the_balanced_ones() -> None:
                 assert first == private_share(n, s, alpha)
                 assert code.partitions == n * (w - s) and code.messages == 2 and code.replies == 2 * n
                 if n % (s + 1) == 0:  # groups of equal size: every worker has w partitions
-                    assert {len(held) for held in code.assignment} == {w} == {code.load}
+                    assert {len(partitions) for partitions in code.assignment} == {w} == {code.load}
                     assert Fraction(w, code.partitions) == alpha * first
 
 
@@ -62,7 +62,7 @@ def test_the_load_is_the_most_that_any_worker_computes(inner: str) -> None:
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: f"{code.workers}-{code.spec}")
-def test_private_parts_are_disjoint_and_the_coded_part_is_the_inner_code(code: PartialStragglers) -> None:
+def test_private_parts_are_disjoint_beside_the_inner_code(code: PartialStragglers) -> None:
     B, n = dense(code), code.workers
     private = n * (int(parse(code.spec)[1]["load"]) - code.stragglers - 1)
     first, second = B[0::2], B[1::2]
@@ -101,12 +101,12 @@ def test_slow_workers_are_not_waited_for_whoever_they_are(n: int, s: int, w: int
     alpha = Fraction(w, w - s - 1)
     for slow in subsets(range(n), s, s):
         speeds = [alpha if i in slow else Fraction(1) for i in range(n)]
-        arrivals = [float(part) for speed in speeds for part in (speed * (w - s - 1), speed * w)]
+        arrivals = [float(seconds) for speed in speeds for seconds in (speed * (w - s - 1), speed * w)]
         assert code.finish_times(arrivals) == pytest.approx([w], rel=1e-12)
     # one more slow worker and somebody is waited for, wherever the inner code promises no more than s
     if code.code.tolerates == s:
         late = [2 * w if i in range(s + 1) else w for i in range(n)]
-        arrivals = [float(part) for i in range(n) for part in (w, late[i])]
+        arrivals = [float(seconds) for i in range(n) for seconds in (w, late[i])]
         assert code.finish_times(arrivals)[0] == 2 * w
 
 

@@ -1,4 +1,4 @@
-"""Fractional repetition and the uncoded sum: exact whenever they must be, for every set of stragglers, and when not."""
+"""Fractional repetition, batched coupons and the uncoded sum: exact whenever they must be, and when not."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from code_oracles import dense, least_squares, lost_chance, made, spans_ones, subsets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyk import codes
-from anyk.codes import FractionalRepetition, Uncoded
+from anyk.codes import (
+    BatchedCoupons,
+    FractionalRepetition,
+    Uncoded,
+)
 from anyk.errors import BadInput
+from code_oracles import dense, harmonic, least_squares, lost_chance, made, spans_ones, subsets
 
 pytestmark = pytest.mark.in_process
 
@@ -30,8 +34,8 @@ def all_codes(n: int) -> list[FractionalRepetition | Uncoded]:
 def exact_sum(weights: np.ndarray, code: FractionalRepetition | Uncoded) -> list[Fraction]:
     """a B in rational arithmetic."""
     total = [Fraction(0)] * code.partitions
-    for weight, (held, coefficients) in zip(weights, code.rows, strict=True):
-        for j, coefficient in zip(held, coefficients, strict=True):
+    for weight, (partitions, coefficients) in zip(weights, code.rows, strict=True):
+        for j, coefficient in zip(partitions, coefficients, strict=True):
             total[j] += Fraction(float(weight)) * Fraction(coefficient)
     return total
 
@@ -48,7 +52,7 @@ def test_the_matrix_of_six_workers_and_load_three() -> None:
     assert code.decode([0, 1, 2]).residual ** 2 * 6 == pytest.approx(3.0, abs=1e-12)  # ||a B - 1||^2 = c
 
 
-def test_the_lowest_numbered_reply_of_a_group_counts_whoever_was_first() -> None:
+def test_the_lowest_numbered_reply_of_a_group_counts() -> None:
     code = FractionalRepetition(6, load=3)
     for order in permutations([1, 2, 3, 5]):
         decoder = code.decoder()
@@ -196,7 +200,7 @@ def test_expected_coefficients_are_the_mean_over_all_sets(spec: str) -> None:
         assert np.mean(sums, axis=0) == pytest.approx(code.expected_coefficients(r), rel=1e-12)
 
 
-def test_the_default_load_is_the_largest_of_three_two_and_one_that_divides() -> None:
+def test_the_default_load_is_at_most_3_and_divides() -> None:
     assert [codes.code("frc", workers=n).load for n in (1, 2, 3, 4, 5, 6, 7, 9, 10, 30)] == [
         1,
         2,
@@ -229,3 +233,64 @@ def test_large_codes_stay_exact() -> None:
         weights, residual, gain = code.decode(replied)
         assert residual == 0.0 and gain == pytest.approx(n**0.5)
         assert np.flatnonzero(weights).tolist() == replied
+
+
+def test_the_golden_number_of_replies_needed() -> None:
+    assert BatchedCoupons(40, batches=10).expected_replies == pytest.approx(29.2896825)
+    for b in (1, 2, 7):
+        assert BatchedCoupons(40, batches=b).expected_replies == pytest.approx(float(b * harmonic(b)))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(1, 60), st.integers(0, 10**6), st.data())
+def test_picks_partition_the_workers_and_every_batch_is_covered(n: int, seed: int, data: st.DataObject) -> None:
+    b = data.draw(st.integers(1, n))
+    code = BatchedCoupons(n, batches=b, seed=seed)
+    assert len(code.members) == b and all(code.members)
+    assert sorted(i for members in code.members for i in members) == list(range(n))
+    assert sorted(j for members in code.blocks_of for j in members) == list(range(n))
+    assert code.load == -(-n // b) and code.tolerates == min(map(len, code.members)) - 1
+    decoding = code.decode_exactly(members[-1] for members in code.members)
+    assert decoding.residual == 0.0 and set(decoding.weights.tolist()) <= {0.0, 1.0}
+
+
+def test_the_mean_number_of_replies_needed_of_many_workers() -> None:
+    """Picks are independent, so a fresh code for each round makes the order of arrival that of coupons."""
+    for b in (4, 10):
+        needed = []
+        for seed in range(800):
+            code = BatchedCoupons(400, batches=b, seed=seed)
+            needed.append(float(code.finish_times(np.arange(1.0, 401.0))[0]))
+        assert abs(np.mean(needed) - code.expected_replies) < 4 * np.std(needed) / 800**0.5
+
+
+def test_picks_are_uniform_and_gaps_filled_as_counted() -> None:
+    """P(some batch unassigned) is 0.1419 for n = 40, b = 10: then a group of one is made from the largest."""
+    counts = np.zeros(10)
+    for seed in range(400):
+        counts += [len(members) for members in BatchedCoupons(40, batches=10, seed=seed).members]
+    assert (np.abs(counts - 1600) < 5 * (16_000 * 0.09) ** 0.5).all()
+
+
+def test_every_set_of_replies_of_a_small_coupon_code() -> None:
+    for seed in range(5):
+        code = BatchedCoupons(8, batches=3, seed=seed)
+        matrix = [tuple(row) for row in dense(code).astype(int).tolist()]
+        worst = np.zeros(9)
+        for replied in subsets(range(8)):
+            decoding = code.decode(replied)
+            assert decoding.exact == spans_ones(frozenset(matrix[i] for i in replied))
+            assert decoding.residual == pytest.approx(least_squares(code, replied)[1], abs=1e-9)
+            worst[8 - len(replied)] = max(worst[8 - len(replied)], 8 * decoding.residual**2)
+        for f in range(9):
+            assert code.worst_error(f) == (pytest.approx(worst[f], abs=1e-9), True)
+
+
+def test_missed_batches_cost_at_most_three_quarters_of_workers() -> None:
+    for n in (1, 2, 10, 40, 100):
+        b = BatchedCoupons(n).groups
+        assert b == 1 or b * harmonic(b) <= 0.75 * n
+        assert (b + 1) * harmonic(b + 1) > 0.75 * n
+    for batches in (0, 9, -1):
+        with pytest.raises(BadInput, match=f"batches of 'bcc' must be 1 to 8 workers, got {batches}"):
+            BatchedCoupons(8, batches=batches)

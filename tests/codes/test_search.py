@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.codes import Code, worst_stragglers
+from anyk.codes import (
+    Code,
+    worst_stragglers,
+)
 from anyk.codes.decoders import METHODS
 from anyk.codes.search import _Errors, is_exhaustive
 from anyk.fleet import compare_codes, facts
+from code_oracles import made
 
 pytestmark = pytest.mark.in_process
 
@@ -19,8 +23,8 @@ OWN = METHODS["own"]
 
 
 def error_without(code: Code, lost: tuple[int, ...], decoder: str = "own") -> float:
-    here = np.setdiff1d(np.arange(code.workers), lost)
-    return code.partitions * float(code.decode(here, decoder=decoder).residual) ** 2
+    remaining = np.setdiff1d(np.arange(code.workers), lost)
+    return code.partitions * float(code.decode(remaining, decoder=decoder).residual) ** 2
 
 
 @pytest.mark.parametrize(
@@ -49,17 +53,17 @@ def test_errors_of_sets_are_tight_upper_bounds(spec: str) -> None:
     code = anyk.code(spec, workers=12)
     errors = _Errors(code)
     sets = np.array(list(combinations(range(12), 3)))
-    known = {tuple(lost): error_without(code, tuple(lost)) for lost in sets.tolist()}
-    found = errors.without(sets)
-    assert (found >= np.array(list(known.values())) - 1e-7).all()
-    assert found == pytest.approx(np.array(list(known.values())), abs=1e-4)
+    errors_of_sets = {tuple(lost): error_without(code, tuple(lost)) for lost in sets.tolist()}
+    errors_found = errors.without(sets)
+    assert (errors_found >= np.array(list(errors_of_sets.values())) - 1e-7).all()
+    assert errors_found == pytest.approx(np.array(list(errors_of_sets.values())), abs=1e-4)
     lost = sets[5:6]
     more, (_, swapped) = errors.with_more(lost[:, :2]), errors.with_swap(lost)
     for i in set(range(12)) - set(lost[0].tolist()):
-        assert more[0, i] == pytest.approx(known[tuple(sorted([*lost[0, :2].tolist(), i]))], abs=1e-3)
-        for at in range(3):
-            swap = sorted([*np.delete(lost[0], at).tolist(), i])
-            assert swapped[0, at, i] == pytest.approx(known[tuple(swap)], abs=1e-3)
+        assert more[0, i] == pytest.approx(errors_of_sets[tuple(sorted([*lost[0, :2].tolist(), i]))], abs=1e-3)
+        for lost_number in range(3):
+            swap = sorted([*np.delete(lost[0], lost_number).tolist(), i])
+            assert swapped[0, lost_number, i] == pytest.approx(errors_of_sets[tuple(swap)], abs=1e-3)
 
 
 def test_no_swap_makes_the_set_worse() -> None:
@@ -85,15 +89,31 @@ def test_groups_are_silenced_one_by_one(spec: str, n: int, f: int) -> None:
 def test_another_decoder_against_all_its_sets() -> None:
     """One-step errors are cheap: of 18 choose 6, all by one product."""
     code = anyk.code("biregular:load=4", workers=18)
-    here = np.ones((18564, 18))
-    np.put_along_axis(here, np.array(list(combinations(range(18), 6))), 0.0, axis=1)
-    sums = here @ code.encoding.toarray() * (18 / (12 * 4))
+    replied = np.ones((18564, 18))
+    np.put_along_axis(replied, np.array(list(combinations(range(18), 6))), 0.0, axis=1)
+    sums = replied @ code.encoding.toarray() * (18 / (12 * 4))
     worst = np.square(sums - 1.0).sum(axis=1).max()
-    found = error_without(code, worst_stragglers(code, 6, decoder="one-step")[0], "one-step")
-    assert 0.97 * worst < found <= worst + 1e-9
+    worst_error = error_without(code, worst_stragglers(code, 6, decoder="one-step")[0], "one-step")
+    assert 0.97 * worst < worst_error <= worst + 1e-9
 
 
 def test_a_curve_says_where_it_is_exact() -> None:
     biregular, design = compare_codes(["biregular:load=6", "bibd"], workers=31, most=6, sets=4)
     assert biregular.exact.tolist() == [True] * 6 + [False]  # 31 choose 6 are 736,281 sets
     assert design.exact.all()  # by the closed form
+
+
+def test_greedy_stragglers_hurt_more_than_random_ones() -> None:
+    code, random = made("biregular:load=4", 12), np.random.default_rng(2)
+    for f in (1, 2, 3):
+        lost, decoding = worst_stragglers(code, f)
+        everyone = set(range(12))
+        all_of_them = {
+            tuple(chosen): code.decode(everyone - set(chosen)).residual for chosen in combinations(range(12), f)
+        }
+        assert len(lost) == f and decoding.residual == max(all_of_them.values())
+        assert all_of_them[lost] == decoding.residual
+    code = made("bgc:load=5", 40)
+    lost, decoding = worst_stragglers(code, 8)
+    drawn = [code.decode(random.choice(40, 32, replace=False)).residual for _ in range(50)]
+    assert len(set(lost)) == 8 and decoding.residual > np.mean(drawn)

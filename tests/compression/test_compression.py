@@ -29,10 +29,10 @@ SPECS = [
 
 
 def through(spec: str, x: Any, key: Any = (0, "0:0 (0,)")) -> Any:
-    made = compressor(spec)
-    payload = made.pack(x, key)
-    assert payload.dtype == np.uint8 and payload.size == made.size(x.size, x.itemsize) and payload.size % 8 == 0
-    return made.unpack(payload, x.size, x.dtype, key)
+    scheme = compressor(spec)
+    payload = scheme.pack(x, key)
+    assert payload.dtype == np.uint8 and payload.size == scheme.size(x.size, x.itemsize) and payload.size % 8 == 0
+    return scheme.unpack(payload, x.size, x.dtype, key)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -46,19 +46,19 @@ def test_there_and_back(spec: str, dtype: str, size: int, seed: int, scale: floa
     assert not through(spec, np.zeros_like(x)).any()
     norm = float(np.linalg.norm(x.astype(np.float64)))
     error = float(np.linalg.norm(y.astype(np.float64) - x))
-    made = compressor(spec)
-    if made.name == "top-k":
-        kept = max(1, round(0.1 * size))
-        assert error**2 <= (1 - kept / size) * norm**2 * (1 + 1e-5)
-        assert np.count_nonzero(y) <= kept
-    elif made.name == "sign":
+    scheme = compressor(spec)
+    if scheme.name == "top-k":
+        count = max(1, round(0.1 * size))
+        assert error**2 <= (1 - count / size) * norm**2 * (1 + 1e-5)
+        assert np.count_nonzero(y) <= count
+    elif scheme.name == "sign":
         assert error**2 == pytest.approx(
             norm**2 - np.abs(x.astype(np.float64)).sum() ** 2 / size, rel=1e-4, abs=1e-6 * norm**2
         )
-    elif made.name == "half":
+    elif scheme.name == "half":
         assert (np.abs(y - x) <= 2.0**-10.9 * np.abs(x) + 2.0**-30 * np.abs(x).max()).all()
-    elif made.name == "qsgd":
-        levels = made.levels  # type: ignore[attr-defined]
+    elif scheme.name == "qsgd":
+        levels = scheme.levels  # type: ignore[attr-defined]
         assert (np.abs(y - x) <= norm / levels * (1 + 1e-5)).all()
     elif spec.endswith("share=1"):
         assert np.array_equal(x, y)
@@ -86,7 +86,7 @@ def test_unbiased_with_the_variance_it_states(spec: str) -> None:
         assert measured <= min(100 / 16, 10 / 4)
 
 
-def test_random_k_is_linear_within_a_version_and_draws_anew_in_the_next() -> None:
+def test_random_k_is_linear_within_a_version_only() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((2, 50))
     spec = "random-k:share=0.3"
@@ -97,11 +97,11 @@ def test_random_k_is_linear_within_a_version_and_draws_anew_in_the_next() -> Non
     assert not np.array_equal(through(spec, x, one) == 0, through(spec, x, (3, "5:0 (0, 1)")) == 0)
 
 
-def test_replicas_of_a_message_are_rounded_alike_and_others_are_not() -> None:
+def test_only_replicas_of_a_message_are_rounded_alike() -> None:
     x = np.random.default_rng(0).standard_normal(300)
     chunk = Chunk((0, 1), (1.0, 1.0), compress="qsgd:levels=2")
-    first, again = (pack(0, chunk, 5, 1, x, x, {}) for _ in range(2))
-    assert np.array_equal(first, again)
+    first, second = (pack(0, chunk, 5, 1, x, x, {}) for _ in range(2))
+    assert np.array_equal(first, second)
     assert not np.array_equal(first, pack(0, chunk._replace(partitions=(2, 3)), 5, 1, x, x, {}))
 
 

@@ -61,8 +61,8 @@ def test_bursts_have_the_stated_share_and_geometric_lengths(share: float, length
         chance = 1.0 - 1.0 / length
         assert abs(stays.mean() - chance) <= 5 * (chance * (1 - chance) / stays.size) ** 0.5
     if length <= 10:  # of longer ones, the rounds cut off the longest
-        found = np.concatenate([lengths(row) for row in slow])
-        assert found.mean() == pytest.approx(length, rel=0.03)
+        burst_lengths = np.concatenate([lengths(row) for row in slow])
+        assert burst_lengths.mean() == pytest.approx(length, rel=0.03)
 
 
 def test_the_first_round_has_the_share_of_all_rounds() -> None:
@@ -79,13 +79,13 @@ def test_workers_and_seeds_have_independent_bursts() -> None:
 @pytest.mark.parametrize("length", [5.0, 3000.0])
 def test_draws_are_the_same_in_any_order(length: float) -> None:
     model = bursts(0.2, length)
-    whole = model.draws(9, 1, 0, 5000)
+    all_draws = model.draws(9, 1, 0, 5000)
     order = np.random.default_rng(0).permutation(np.arange(0, 5000, 37))
     for start in order.tolist():
         count = min(1 + start % 300, 5000 - start)
         if start % 2:
             _recent.cache_clear()  # as in another process
-        assert np.array_equal(model.draws(9, 1, start, count), whole[start : start + count])
+        assert np.array_equal(model.draws(9, 1, start, count), all_draws[start : start + count])
     assert model.draws(9, 1, 7, 0).shape == (0,)
 
 
@@ -189,11 +189,11 @@ def test_a_mixture_of_bursts_is_refused() -> None:
 def test_a_resumed_run_meets_the_same_bursts(tmp_path) -> None:
     problem = anyk.problems.from_data("synthetic:rows=60,features=3")
     settings = {"workers": 4, "delays": SPEC, "seed": 5}
-    whole = anyk.train(problem, "uncoded:wait=3", "simulated", steps=40, **settings)
+    uninterrupted = anyk.train(problem, "uncoded:wait=3", "simulated", steps=40, **settings)
     anyk.train(problem, "uncoded:wait=3", "simulated", steps=17, out=tmp_path / "run", **settings)
     _recent.cache_clear()  # as in another process
     resumed = anyk.resume(tmp_path / "run", steps=40)
-    assert resumed.seconds == whole.seconds and (resumed.model == whole.model).all()
+    assert resumed.seconds == uninterrupted.seconds and (resumed.model == uninterrupted.model).all()
 
 
 def test_a_plan_takes_bursts() -> None:

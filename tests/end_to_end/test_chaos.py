@@ -69,9 +69,9 @@ def test_other_rates_are_refused(text: str) -> None:
 @pytest.mark.in_process
 def test_slowness_is_a_factor_above_1() -> None:
     assert (slowness("2.5x"), slowness("")) == (2.5, 1.0)
-    for text in ("3", "1x", "0.5x", "x"):
+    for rate in ("3", "1x", "0.5x", "x"):
         with pytest.raises(BadInput, match="slow must be a factor above 1 such as 3x"):
-            FaultPlan(slow=text)
+            FaultPlan(slow=rate)
 
 
 @pytest.mark.in_process
@@ -81,10 +81,10 @@ def test_times_depend_on_the_seed_and_each_period_has_one_fault() -> None:
     assert schedule == one.schedule() != other.schedule()
     assert schedule == sorted(schedule)
     assert Counter(kind for _, kind in schedule) == {"kill": 120, "driver": 6, "disk-full": 1}
-    assert [int(at * 2) for at, kind in schedule if kind == "kill"] == list(range(120))
-    assert all(20 <= at <= 40 for at, kind in schedule if kind == "disk-full")
+    assert [int(seconds * 2) for seconds, kind in schedule if kind == "kill"] == list(range(120))
+    assert all(20 <= seconds <= 40 for seconds, kind in schedule if kind == "disk-full")
     without = FaultPlan(kill="2/s", seconds=60, seed=7).schedule()
-    assert without == [each for each in schedule if each[1] == "kill"], "one kind's times depend on other kinds"
+    assert without == [event for event in schedule if event[1] == "kill"], "one kind's times depend on other kinds"
 
 
 @pytest.mark.in_process
@@ -113,7 +113,7 @@ def test_what_cannot_be_tested_is_refused_in_a_sentence(arguments: list[str], wo
 
 @pytest.mark.in_process
 @pytest.mark.parametrize("strategy", ["draco", "frc:load=3,check=1", "cyclic:stragglers=1,check=1"])
-def test_strategies_that_compare_every_message_may_be_sent_wrong_numbers(strategy: str) -> None:
+def test_strategies_that_compare_may_get_wrong_numbers(strategy: str) -> None:
     plan = chaos_outcome.build(strategy, workers=6)
     chaos_outcome._check_possible(plan, "processes", FaultPlan(corrupt="1/s"))
 
@@ -150,7 +150,7 @@ def test_a_training_that_fails_before_its_first_step_is_named(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("evaluate", ["none", "on=held_out"])
-def test_a_training_that_is_over_at_once_and_has_no_loss_is_no_crash(evaluate: str) -> None:
+def test_a_training_over_at_once_without_a_loss_is_no_crash(evaluate: str) -> None:
     options = [*SMALL, "--steps", "2", "--evaluate", evaluate]
     result = chaos("async", "processes", FaultPlan(kill="1/h", seconds=5), options=options)
     findings = {finding.name: finding for finding in result.findings}

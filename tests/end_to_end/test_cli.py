@@ -64,9 +64,9 @@ def test_train_show_resume_replay(tmp_path):
     result = run("train", *SMALL, "--strategy", "frc:load=2", "--steps", "4", "--out", folder, "--json", "-")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["runs"][0]["steps"] == 4
-    shown = run("show", folder)
-    assert "frc:load=2" in shown.output
-    assert "counted 12" in shown.output
+    outcome = run("show", folder)
+    assert "frc:load=2" in outcome.output
+    assert "counted 12" in outcome.output
     receipt = run("show", folder, "--step", "2")
     assert "partitions counted with weight:" in receipt.output
     assert "cut off" in receipt.output
@@ -88,23 +88,23 @@ LISTED = {
 
 @pytest.mark.parametrize("kind", LISTED)
 def test_lists_say_what_there_is(kind):
-    shown = run("list", kind)
-    assert shown.exit_code == 0
+    result = run("list", kind)
+    assert result.exit_code == 0
     listed = json.loads(run("list", kind, "--json", "-").stdout)
-    assert all(entry["summary"] and entry["usage"] in shown.output for entry in listed)
+    assert all(entry["summary"] and entry["usage"] in result.output for entry in listed)
     assert LISTED[kind] in {entry["name"] for entry in listed}
 
 
 def test_all_kinds_are_listed_and_others_are_refused_by_name():
     assert {entry["name"] for entry in json.loads(run("list", "--json", "-").stdout)} == set(LISTED)
-    for words, why in (
+    for words, sentence in (
         (["cluster"], "no kind 'cluster'; did you mean 'clusters'?"),
         (["things"], "kinds: strategies, codes, "),
         (["delays", "--workers", "3"], "are for 'anyk list codes'"),
         (["codes", "--stragglers", "3"], "--stragglers 3 needs --workers"),
     ):
         failed = run("list", *words)
-        assert failed.exit_code == 2 and failed.output.startswith("anyk: ") and why in failed.output
+        assert failed.exit_code == 2 and failed.output.startswith("anyk: ") and sentence in failed.output
 
 
 WRONG_WORDS = {
@@ -157,10 +157,10 @@ def test_the_shell_completes_commands_and_options():
     assert "--strategy" in {item.value for item in complete.get_completions(["train"], "--str")}
 
 
-def test_codes_side_by_side_say_which_exist_and_why_others_do_not():
-    shown = run("list", "codes", "--workers", "12", "--stragglers", "2")
-    assert "12 workers, 2 of them stragglers" in shown.output
-    assert "no block design is known for 12 workers; nearest: 11 or 13 workers" in shown.output
+def test_codes_side_by_side_say_why_some_do_not_exist():
+    result = run("list", "codes", "--workers", "12", "--stragglers", "2")
+    assert "12 workers, 2 of them stragglers" in result.output
+    assert "no block design is known for 12 workers; nearest: 11 or 13 workers" in result.output
     rows = {
         row["name"]: row
         for row in json.loads(run("list", "codes", "--workers", "12", "--stragglers", "2", "--json", "-").stdout)
@@ -171,25 +171,25 @@ def test_codes_side_by_side_say_which_exist_and_why_others_do_not():
     assert (frc["spec"], frc["load"], frc["tolerates"], frc["worst"]) == ("frc:stragglers=2", 3, 2, 0.0)
     assert rows["uncoded"]["residual"] == pytest.approx((2 / 12) ** 0.5) and rows["uncoded"]["worst_known"]
     assert rows["bgc"]["worst_known"]  # all pairs of workers were compared
-    for bad, why in (
+    for bad, sentence in (
         (["--workers", "0"], "workers must be"),
         (["--workers", "30", "--stragglers", "30"], "stragglers must be 0 to 29, below workers, got 30"),
     ):
         failed = run("list", "codes", *bad)
-        assert failed.exit_code == 2 and why in failed.output
+        assert failed.exit_code == 2 and sentence in failed.output
 
 
 def test_one_code_is_shown_with_its_matrix_and_its_theory(tmp_path):
-    shown = run("codes", "show", "bibd", "--workers", "7", "--picture", str(tmp_path / "fano.png"))
-    assert shown.exit_code == 0, shown.output
-    for part in (
+    result = run("codes", "show", "bibd", "--workers", "7", "--picture", str(tmp_path / "fano.png"))
+    assert result.exit_code == 0, result.output
+    for phrase in (
         "bibd:family=projective",
         "worker   0: 4 5 6",
         "    6  1 . 1 . 1 . .",
         "Koyluoglu",
         "residual 0.189",
     ):
-        assert part in shown.output
+        assert phrase in result.output
     assert (tmp_path / "fano.png").stat().st_size > 5000
     plain = json.loads(run("codes", "show", "bibd", "--workers", "7", "--json", "-").stdout)
     assert plain["rows"][0] == [[4, 5, 6], [1.0, 1.0, 1.0]] and plain["worst"] ** 2 * 7 == pytest.approx(0.25)
@@ -201,8 +201,8 @@ def test_one_code_is_shown_with_its_matrix_and_its_theory(tmp_path):
 def test_codes_are_compared_in_numbers_and_a_picture(tmp_path):
     picture = tmp_path / "codes.png"
     words = ["codes", "compare", "frc:load=3", "bibd", "--workers", "21", "--stragglers", "6", "--sets", "50"]
-    shown = run(*words, "--picture", str(picture))
-    assert shown.exit_code == 0 and "chosen to hurt" in shown.output and picture.stat().st_size > 5000
+    result = run(*words, "--picture", str(picture))
+    assert result.exit_code == 0 and "chosen to hurt" in result.output and picture.stat().st_size > 5000
     frc, bibd = json.loads(run(*words, "--picture", str(picture), "--json", "-").stdout)
     assert frc["stragglers"] == [0, 1, 2, 3, 4, 5, 6]
     assert [round(21 * r * r) for r in frc["adversarial"]] == [0, 0, 0, 3, 3, 3, 6]
@@ -212,9 +212,9 @@ def test_codes_are_compared_in_numbers_and_a_picture(tmp_path):
 
 
 def test_a_strategy_is_explained():
-    shown = run("strategies", "show", "k-sync:k=4", "--workers", "8", "--delays", "exp:mean=1")
-    for part in ("k-sync:k=4, that is uncoded:wait=4", "0.634524 s", "mean of the 4th of 8 delays", "0 versions"):
-        assert part in shown.output
+    result = run("strategies", "show", "k-sync:k=4", "--workers", "8", "--delays", "exp:mean=1")
+    for phrase in ("k-sync:k=4, that is uncoded:wait=4", "0.634524 s", "mean of the 4th of 8 delays", "0 versions"):
+        assert phrase in result.output
     plain = json.loads(run("strategies", "show", "async", "--workers", "8", "--json", "-").stdout)
     assert (plain["seconds"], plain["staleness"]) == (0.125, 7.0)
     assert "did you mean 'k-sync'" in run("strategies", "show", "k-snyc").output
@@ -224,10 +224,10 @@ def test_a_config_file_gives_defaults_and_arguments_win(tmp_path):
     config = tmp_path / "race.toml"
     config.write_text('data = "synthetic:rows=120,features=5"\nworkers = 4\nsteps = 3\ncluster = "simulated"\n'
                       'strategy = "frc:load=2"\n')  # fmt: skip
-    shown = run("train", "--config", str(config), "--steps", "5", "--settings")
-    assert "workers        4" in shown.output
-    assert "config file" in shown.output
-    assert "command line" in shown.output
+    result = run("train", "--config", str(config), "--steps", "5", "--settings")
+    assert "workers        4" in result.output
+    assert "config file" in result.output
+    assert "command line" in result.output
     done = run("train", "--config", str(config), "--steps", "5", "--out", str(tmp_path / "o"), "--json", "-")
     report = json.loads(done.stdout)
     assert (report["workers"], report["runs"][0]["steps"], report["runs"][0]["strategy"]) == (4, 5, "frc:load=2")
@@ -286,7 +286,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(arguments, sentence, tmp_pa
         (["--strategy", "async", "--models", "2"], "cannot race with 2 models"),
     ],
 )
-def test_a_race_that_cannot_be_is_refused_before_anything_is_said_of_it(arguments, sentence, tmp_path):
+def test_an_impossible_race_is_refused_before_any_output(arguments, sentence, tmp_path):
     folder = tmp_path / "race"
     result = run("race", *SMALL, "--steps", "2", "--out", str(folder), *arguments)
     assert result.exit_code == 2 and sentence in result.output, result.output
@@ -309,8 +309,8 @@ def test_several_models_race_without_being_told_which_strategies(tmp_path):
 def test_a_script_that_ends_itself_when_it_is_imported_is_named(option, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys\n\ndef make(): ...\n\nsys.exit(0)\n")
-    given = f"{script}:make" if option == "--problem" else str(script)
-    result = run("train", *SMALL[2:], option, given, "--steps", "2", "--out", str(tmp_path / "run"))
+    value = f"{script}:make" if option == "--problem" else str(script)
+    result = run("train", *SMALL[2:], option, value, "--steps", "2", "--out", str(tmp_path / "run"))
     assert result.exit_code == 2, result.output
     assert "script.py' failed: SystemExit: 0" in result.output
     assert not (tmp_path / "run").exists()
@@ -361,9 +361,9 @@ def test_data_that_cannot_be_trained_on(tmp_path):
 def test_an_existing_folder_is_not_overwritten(tmp_path):
     arguments = ["train", *SMALL, "--steps", "2", "--out", str(tmp_path / "run")]
     assert run(*arguments).exit_code == 0
-    again = run(*arguments)
-    assert again.exit_code == 2
-    assert "exists; choose another, or go on with it: anyk resume" in again.output
+    second = run(*arguments)
+    assert second.exit_code == 2
+    assert "exists; choose another, or go on with it: anyk resume" in second.output
 
 
 _TRAINS_MEANWHILE = """
@@ -379,7 +379,7 @@ def make():
 """
 
 
-def test_runs_that_start_at_the_same_time_get_folders_of_their_own(tmp_path, monkeypatch):
+def test_simultaneous_runs_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meanwhile.py").write_text(_TRAINS_MEANWHILE)
     arguments = ["train", "--cluster", "simulated", "--workers", "3", "--problem", "meanwhile.py:make", "--quiet"]
@@ -412,16 +412,16 @@ def test_a_table_has_what_to_compare_its_numbers_with(tmp_path):
     titles, values, note, *_ = trained("two.csv", "--data", "file")[1:]
     assert titles.split()[-2:] == ["auc", "accuracy"] and float(values.split()[-1]) > 0.95
     assert re.fullmatch(r"for comparison, the most frequent class alone has accuracy 0\.5\d*", note)
-    titles, values, *rest = trained("line.csv", "--data", "file:target=y")[1:]
+    titles, values, *rows = trained("line.csv", "--data", "file:target=y")[1:]
     assert titles.split()[-2:] == ["mse", "R²"] and 0.99 < float(values.split()[-1]) < 1.0
-    assert len(rest) == 1  # the folder; the loss has settled
+    assert len(rows) == 1  # the folder; the loss has settled
     slow = trained("two.csv", "--data", "file", "--lr", "0.01", "--steps", "40", "--out", str(tmp_path / "slow"))
     line = "the loss was still falling fast at the end; more steps, or another learning rate than 0.01, would probably"
-    assert any(text.startswith(line) for text in slow)
+    assert any(slow_line.startswith(line) for slow_line in slow)
     options = ("--cluster", "simulated", "--workers", "4", "--optimizer", "gd", "--lr", "3", "--steps", "2", "--quiet")
     risen = run("train", "--data", "synthetic:task=regression", *options, "--out", str(tmp_path / "risen"))
     assert risen.exit_code == 0 and "the loss ended above that of the first model; lower the" in risen.stdout
-    assert any(text.startswith(line) for text in run("show", str(tmp_path / "slow")).stdout.splitlines())
+    assert any(slow_line.startswith(line) for slow_line in run("show", str(tmp_path / "slow")).stdout.splitlines())
 
 
 def test_divergence_exits_with_1(tmp_path):
@@ -462,9 +462,9 @@ def test_long_names_stand_in_one_piece(tmp_path):
 
 def anyk_steps(folder):
     try:
-        found = anyk.Run.open(folder)
-        steps = found.steps
-        found.close()
+        run = anyk.Run.open(folder)
+        steps = run.steps
+        run.close()
     except anyk.BadInput:
         return 0
     return steps
@@ -511,13 +511,13 @@ def test_a_strategy_is_checked_and_a_failing_seed_is_a_command(tmp_path, monkeyp
     )
     bad = run("strategies", "check", "mine", "--plugin", str(tmp_path / "mine.py"), "--seed", "7")
     assert bad.exit_code == 1
-    again = "again: anyk strategies check 'mine' --workers 6 --steps 20 --outages 3 --seed 7 --schedules 1"
-    assert f"{again} --plugin '{tmp_path / 'mine.py'}'" in bad.output and "deadlock at step 3" in bad.output
+    hint = "again: anyk strategies check 'mine' --workers 6 --steps 20 --outages 3 --seed 7 --schedules 1"
+    assert f"{hint} --plugin '{tmp_path / 'mine.py'}'" in bad.output and "deadlock at step 3" in bad.output
     nameless = (tmp_path / "mine.py").read_text().replace("    spec = 'mine'\n", "")  # it has the spec of its parent
     (tmp_path / "mine.py").write_text(nameless.replace("else ()", "else {}[event.time]"))
     bad = run("strategies", "check", "mine", "--plugin", str(tmp_path / "mine.py"), "--seed", "7")
     assert bad.exit_code == 1 and "it raised KeyError" in bad.output and "(mine.py, line 6, in on)" in bad.output
-    assert f"{again} --plugin '{tmp_path / 'mine.py'}'" in bad.output and "Traceback" not in bad.output
+    assert f"{hint} --plugin '{tmp_path / 'mine.py'}'" in bad.output and "Traceback" not in bad.output
 
 
 def test_traces_are_shown_recorded_and_planned_with(tmp_path):
@@ -525,7 +525,7 @@ def test_traces_are_shown_recorded_and_planned_with(tmp_path):
     for load in (0.0, 0.5):
         seconds = 1.0 + 0.3 * load + rng.exponential(size=(20, 8)) * (rng.random((20, 8)) < 0.1) * 5
         np.savez(tmp_path / f"t{load}.npz", seconds=seconds, load=load)
-    shown = run(
+    result = run(
         "trace",
         "show",
         str(tmp_path / "t0.0.npz"),
@@ -534,8 +534,8 @@ def test_traces_are_shown_recorded_and_planned_with(tmp_path):
         "--json",
         str(tmp_path / "t.json"),
     )
-    assert shown.exit_code == 0, shown.output
-    assert "20 rounds x 8 workers" in shown.output and "law " in shown.output
+    assert result.exit_code == 0, result.output
+    assert "20 rounds x 8 workers" in result.output and "law " in result.output
     assert (tmp_path / "t.png").read_bytes()[:4] == b"\x89PNG"
     assert json.loads((tmp_path / "t.json").read_text())["workers"] == 8
     files = ["--trace", str(tmp_path / "t0.0.npz"), "--trace", str(tmp_path / "t0.5.npz")]
@@ -581,7 +581,7 @@ def test_a_graph_is_shown(tmp_path):
     assert wrong.exit_code == 2 and "did you mean 'ring'" in wrong.output
 
 
-def test_a_trace_and_a_file_are_understood_aloud_and_a_run_of_them_resumes_anywhere(tmp_path, monkeypatch):
+def test_a_run_of_trace_and_file_resumes_anywhere(tmp_path, monkeypatch):
     lines = "".join(f"{r},{w},{100 * (1 + w)}\n" for r in range(4) for w in range(6))
     (tmp_path / "t.csv").write_text("round,worker,ms\n" + lines)
     (tmp_path / "d.csv").write_text("a,b\n" + "".join(f"{i},{i % 7 + 0.5}\n" for i in range(40)))
@@ -596,10 +596,10 @@ def test_a_trace_and_a_file_are_understood_aloud_and_a_run_of_them_resumes_anywh
     assert "d.csv: 40 rows, 1 column and an intercept, task regression, label 'b' (the last column" in done.stderr
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    again = run("resume", str(tmp_path / "run"), "--steps", "6", "--quiet")
-    assert again.exit_code == 0, again.output
-    shown = run("trace", "show", "../t.csv", "--unit", "s")
-    assert "4 rounds x 6 workers" in shown.output and "median 350 s" in shown.output
+    resumed = run("resume", str(tmp_path / "run"), "--steps", "6", "--quiet")
+    assert resumed.exit_code == 0, resumed.output
+    result = run("trace", "show", "../t.csv", "--unit", "s")
+    assert "4 rounds x 6 workers" in result.output and "median 350 s" in result.output
 
 
 def test_ctrl_c_before_there_is_a_run_gets_one_line_and_130(tmp_path):
@@ -617,7 +617,7 @@ def test_ctrl_c_before_there_is_a_run_gets_one_line_and_130(tmp_path):
     assert done.stderr == "anyk: interrupted; start it again\n"
 
 
-def test_a_config_file_is_read_strictly_and_names_options_as_they_are(tmp_path):
+def test_a_config_file_is_read_strictly(tmp_path):
     config = tmp_path / "c.toml"
     base = 'data = "synthetic:rows=60,features=4"\ncluster = "simulated"\nworkers = 4\n'
     for line, sentence in (
@@ -636,16 +636,16 @@ def test_a_config_file_is_read_strictly_and_names_options_as_they_are(tmp_path):
     config.write_text(base + "from = 'nowhere'\nlr = 0.5\nseconds = 3\n")
     assert "nowhere" in run("train", "--config", str(config)).output
     config.write_text(base + "strategy = ['uncoded', 'k-sync']\nlr = 0.5\n")
-    shown = run("race", "--config", str(config), "--settings").output
-    assert "strategy       uncoded, k-sync:k=2 " in shown and "lr             0.5 " in shown
-    assert "page           none " in shown
+    output = run("race", "--config", str(config), "--settings").output
+    assert "strategy       uncoded, k-sync:k=2 " in output and "lr             0.5 " in output
+    assert "page           none " in output
 
 
 def test_settings_are_what_will_be_used(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = run("train", "--strategy", "k-sync", "--settings").output
-    assert "None" not in shown and "()" not in shown and "begin" not in shown
-    values = {line.split()[0]: line[15:59].strip() for line in shown.splitlines()}
+    output = run("train", "--strategy", "k-sync", "--settings").output
+    assert "None" not in output and "()" not in output and "begin" not in output
+    values = {line.split()[0]: line[15:59].strip() for line in output.splitlines()}
     assert values["from"] == values["target"] == "none" and values["strategy"] == "k-sync:k=15"
     assert (values["steps"], values["seconds"], values["out"]) == ("100", "no limit", "runs/train-1")
     assert values["optimizer"].startswith("nesterov") and float(values["l2"]) == pytest.approx(1 / 1437, rel=1e-5)
@@ -656,9 +656,9 @@ def test_settings_are_what_will_be_used(tmp_path, monkeypatch):
 
 
 def settings(*words):
-    shown = run(*words, "--settings")
-    assert shown.exit_code == 0, shown.output
-    return {line.split()[0]: re.split(" +(default|command line)$", line[15:])[0] for line in shown.stdout.splitlines()}
+    result = run(*words, "--settings")
+    assert result.exit_code == 0, result.output
+    return {line.split()[0]: re.split(" +(default|command line)$", line[15:])[0] for line in result.stdout.splitlines()}
 
 
 @pytest.mark.parametrize("words", [
@@ -724,6 +724,6 @@ def test_a_receipt_shows_the_values_of_its_step(tmp_path):
     )
     problem = ["--problem", f"{tmp_path / 'annealed.py'}:make", "--optimizer", "gd", "--lr", "0.05"]
     folder = str(tmp_path / "run")
-    made = run("train", *problem, "--workers", "2", "--cluster", "simulated", "--steps", "3", "--out", folder)
-    assert made.exit_code == 0, made.output
+    training = run("train", *problem, "--workers", "2", "--cluster", "simulated", "--steps", "3", "--out", folder)
+    assert training.exit_code == 0, training.output
     assert "values: beta = 1.0\n" in run("show", folder, "--step", "3").output

@@ -50,51 +50,51 @@ def printed(table: Columns, width: int = 1000) -> str:
     return captured.get()
 
 
-def test_speed_ups_are_over_uncoded_wherever_it_stands_else_over_the_first():
+def test_speed_ups_are_over_uncoded_or_else_the_first():
     result = raced("frc:load=3", "uncoded:wait=5", "uncoded", target=0.9)
-    found = compare(result.runs)
-    assert (found.over, found.by) == ("uncoded", "target")
-    whole = result.runs[2].time_to_target
-    assert [one.times for one in found.speed_ups] == [whole / run.time_to_target for run in result.runs]
+    comparison = compare(result.runs)
+    assert (comparison.over, comparison.by) == ("uncoded", "target")
+    seconds = result.runs[2].time_to_target
+    assert [one.times for one in comparison.speed_ups] == [seconds / run.time_to_target for run in result.runs]
     assert compare(result.runs[:2]).over == "frc:load=3"
     assert "vs uncoded\n" in printed(race_table(result.runs))
 
 
-def test_without_a_target_both_are_taken_at_the_loss_both_reached():
+def test_without_a_target_the_loss_that_both_reached_counts():
     """20 updates of async are no 20 steps: it is compared at the loss to which they brought it."""
     result = raced("uncoded", "frc:load=3", "async:lr_scale=0.1", delays="exp:mean=1,by=round")
-    found = compare(result.runs)
+    comparison = compare(result.runs)
     uncoded, coded, loose = (run.history for run in result.runs)
-    assert found.by == "loss" and found.speed_ups[0].times == 1.0
-    assert found.speed_ups[1].times == pytest.approx(uncoded["seconds"][-1] / coded["seconds"][-1])
-    at = loose["loss"].min()
-    assert found.speed_ups[2].at == at
-    reached = uncoded["seconds"][np.argmax(uncoded["loss"] <= at)]
-    assert found.speed_ups[2].times == reached / loose["seconds"][np.argmax(loose["loss"] <= at)]
+    assert comparison.by == "loss" and comparison.speed_ups[0].times == 1.0
+    assert comparison.speed_ups[1].times == pytest.approx(uncoded["seconds"][-1] / coded["seconds"][-1])
+    best_loss = loose["loss"].min()
+    assert comparison.speed_ups[2].at == best_loss
+    reached = uncoded["seconds"][np.argmax(uncoded["loss"] <= best_loss)]
+    assert comparison.speed_ups[2].times == reached / loose["seconds"][np.argmax(loose["loss"] <= best_loss)]
 
 
 def test_unlike_numbers_of_models_are_compared_by_the_job():
     result = raced("gc:stragglers=1", "m-sgc:B=1,W=2,lambda=1", "async", workers=8)
     gc, both, _ = result.runs
     assert [(run.models_trained, run.jobs) for run in result.runs] == [(1, 20), (2, 40), (1, 20)]
-    found = compare(result.runs)
-    assert found.by == "job"
-    assert found.speed_ups[1].times == (gc.seconds / 20) / (both.seconds / 40)
-    assert found.speed_ups[2].times is None  # a step of async is one worker's gradient
-    text = printed(race_table(result.runs))
-    assert "jobs" in text and f"{both.seconds / 40:.3f}" in text
+    comparison = compare(result.runs)
+    assert comparison.by == "job"
+    assert comparison.speed_ups[1].times == (gc.seconds / 20) / (both.seconds / 40)
+    assert comparison.speed_ups[2].times is None  # a step of async is one worker's gradient
+    table = printed(race_table(result.runs))
+    assert "jobs" in table and f"{both.seconds / 40:.3f}" in table
     report = result.report()
     assert (report["speed_up_over"], report["speed_up_by"]) == ("gc:stragglers=1", "job")
-    assert [line["speed_up"] for line in report["runs"]] == [one.times for one in found.speed_ups]
+    assert [line["speed_up"] for line in report["runs"]] == [one.times for one in comparison.speed_ups]
 
 
 def test_a_reference_that_missed_the_target_gives_a_bound():
     uncoded, coded = raced("uncoded", "frc:load=3", target=1.0, steps=None, seconds=40.0).runs
     assert uncoded.time_to_target is None and coded.time_to_target is not None
-    found = compare([uncoded, coded]).speed_ups
-    assert found[0].times is None and found[1].at_least
-    assert found[1].times == uncoded.seconds / coded.time_to_target
-    assert f"> {found[1].times:.1f}x" in printed(race_table([uncoded, coded]))
+    speed_ups = compare([uncoded, coded]).speed_ups
+    assert speed_ups[0].times is None and speed_ups[1].at_least
+    assert speed_ups[1].times == uncoded.seconds / coded.time_to_target
+    assert f"> {speed_ups[1].times:.1f}x" in printed(race_table([uncoded, coded]))
 
 
 def test_a_run_that_ended_below_its_target_shows_its_best():
@@ -105,15 +105,15 @@ def test_a_run_that_ended_below_its_target_shows_its_best():
     assert only.best == np.nanmax(only.history["accuracy"]) and only.result()["best"] == only.best
     assert "best" not in printed(race_table([only]))
     only.summary["metric"] = {"name": "accuracy", "value": 0.89}  # as on processes, where the end comes a little later
-    text = printed(race_table([only]))
-    assert "best" in text and "0.89" in text and f"{only.best:.4g}" in text
+    table = printed(race_table([only]))
+    assert "best" in table and "0.89" in table and f"{only.best:.4g}" in table
 
 
 def test_one_run_has_no_speed_up():
     assert "speed-up" not in printed(race_table(raced("uncoded").runs))
 
 
-def test_what_races_by_default_exists_for_every_number_of_workers():
+def test_default_racers_exist_for_every_number_of_workers():
     for workers in range(1, 130):
         built = [anyk.strategy(spec, workers=workers) for spec in racers(workers)]
         assert len({one.spec for one in built}) == len(built) == (4 if workers > 1 else 2)
@@ -125,18 +125,18 @@ ROWS = [["frc:load=3", "1.234", "10.1x"], ["agc:load=3,wait=11", "123.45", "1.0x
 
 
 @pytest.mark.parametrize("width", [12, 24, 30, 36, 40, 80])
-def test_numbers_stand_whole_at_every_width_and_rows_are_told_apart(width):
-    text = printed(Columns(["strategy", "seconds\nin all", "speed-up"], ROWS), width)
+def test_tables_show_whole_numbers_and_rows_at_every_width(width):
+    table = printed(Columns(["strategy", "seconds\nin all", "speed-up"], ROWS), width)
     names = ["frc:load=3", "agc:load=3,wait=11", "agc:load=3,wait=21"]
     for row in ROWS:
         for number in row[1:]:
-            assert any(number in line.split() for line in text.splitlines())
-    heads = [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
+            assert any(number in line.split() for line in table.splitlines())
+    heads = [line.split()[0] for line in table.splitlines() if not line.startswith(" ")]
     if width >= 40:
-        assert all(name in text for name in names)
+        assert all(name in table for name in names)
     assert len(set(heads)) == len(heads)
     if width >= 36:
-        assert max(map(len, text.splitlines())) <= width
+        assert max(map(len, table.splitlines())) <= width
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ SMALL = (
 
 
 def losses(folder: Any) -> dict[str, float]:
-    found = anyk.Race.open(folder)
-    result = {str(run.config.strategy): run.loss for run in found.runs}
-    found.close()
+    race = anyk.Race.open(folder)
+    result = {str(run.config.strategy): run.loss for run in race.runs}
+    race.close()
     return result
 
 
@@ -182,10 +182,12 @@ def test_a_race_is_shown_redrawn_and_extended(tmp_path):
     two = ("--strategy", "uncoded", "--strategy", "frc:load=3")
     done = run("race", *SMALL, *two, "--steps", "6", "--out", str(folder), "--quiet")
     assert done.exit_code == 0, done.output
-    shown = run("show", str(folder), "--picture", str(tmp_path / "again.png"), "--json", str(tmp_path / "r.json"))
-    assert shown.exit_code == 0, shown.output
+    result = run("show", str(folder), "--picture", str(tmp_path / "again.png"), "--json", str(tmp_path / "r.json"))
+    assert result.exit_code == 0, result.output
     table = done.output[done.output.index("strategy  ") :].partition("picture")[0]
-    assert table in shown.output and "delays        exp:mean=1" in shown.output and "not finished" not in shown.output
+    assert (
+        table in result.output and "delays        exp:mean=1" in result.output and "not finished" not in result.output
+    )
     assert (tmp_path / "again.png").read_bytes()[:4] == b"\x89PNG"
     assert [line["steps"] for line in json.loads((tmp_path / "r.json").read_text())["runs"]] == [6, 6]
     more = run("resume", str(folder), "--add", "agc:load=3,wait=1", "--quiet")
@@ -205,7 +207,7 @@ def test_a_race_is_shown_redrawn_and_extended(tmp_path):
 def test_an_interrupted_race_goes_on_to_the_same_models(tmp_path):
     setting: dict[str, Any] = {"workers": 6, "cluster": "simulated", "delays": "exp:mean=1", "steps": 12}
     specs = ["uncoded", "frc:load=3", "agc:load=3,wait=1"]
-    whole = anyk.race(PROBLEM, specs, out=tmp_path / "whole", **setting)
+    uninterrupted = anyk.race(PROBLEM, specs, out=tmp_path / "whole", **setting)
 
     def interrupt(driver: Any, evaluator: Any) -> None:
         del evaluator
@@ -214,20 +216,20 @@ def test_an_interrupted_race_goes_on_to_the_same_models(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         anyk.race(PROBLEM, specs, out=tmp_path / "cut", callbacks=[Watching(interrupt)], **setting)
-    part = anyk.Race.open(tmp_path / "cut")
-    assert [run.steps for run in part.runs] == [12, 5] and part.waiting == ("agc:load=3,wait=1",)
-    part.close()
-    shown = run("show", str(tmp_path / "cut"))
-    assert f"not finished: frc:load=3, agc:load=3,wait=1; go on with: anyk resume {tmp_path / 'cut'}" in shown.output
+    cut_race = anyk.Race.open(tmp_path / "cut")
+    assert [run.steps for run in cut_race.runs] == [12, 5] and cut_race.waiting == ("agc:load=3,wait=1",)
+    cut_race.close()
+    outcome = run("show", str(tmp_path / "cut"))
+    assert f"not finished: frc:load=3, agc:load=3,wait=1; go on with: anyk resume {tmp_path / 'cut'}" in outcome.output
     heard: list[str] = []
     resumed = anyk.resume_race(tmp_path / "cut", before=heard.append)
     assert heard == specs[1:]
-    assert [run.model.tobytes() for run in resumed.runs] == [run.model.tobytes() for run in whole.runs]
-    for result in (whole, resumed):
+    assert [run.model.tobytes() for run in resumed.runs] == [run.model.tobytes() for run in uninterrupted.runs]
+    for result in (uninterrupted, resumed):
         result.close()
 
 
-def test_ctrl_c_in_a_race_prints_what_there_is_and_a_command_that_works(tmp_path, monkeypatch):
+def test_ctrl_c_in_a_race_prints_results_and_a_way_to_go_on(tmp_path, monkeypatch):
     from anyk.views import Progress
 
     folder = tmp_path / "race"
@@ -262,11 +264,11 @@ def test_a_run_that_fails_does_not_end_the_race(tmp_path):
 def test_a_folder_with_several_runs_is_shown_as_they_began(tmp_path):
     small = [*SMALL, "--models", "2", "--strategy", "auto:measure=12", "--steps", "9", "--quiet"]
     assert run("train", *small, "--out", str(tmp_path / "t")).exit_code == 0
-    shown = run("show", str(tmp_path / "t"))
-    assert shown.exit_code == 0, shown.output
+    result = run("show", str(tmp_path / "t"))
+    assert result.exit_code == 0, result.output
     with anyk.Race.open(tmp_path / "t") as parts:
         first, second = (run.config.strategy for run in parts.runs)
-    assert first == "frc:stragglers=1,models=2" and shown.output.index(first) < shown.output.index(second)
+    assert first == "frc:stragglers=1,models=2" and result.output.index(first) < result.output.index(second)
     assert "nothing was left to do at step 9" in run("resume", str(tmp_path / "t")).output
 
 
@@ -288,14 +290,14 @@ def test_a_damaged_or_hostile_race_folder_is_refused(was, becomes, sentence, tmp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text("open('sentinel', 'w')\n")
     assert run("race", *SMALL, "--strategy", "uncoded", "--steps", "2", "--out", "r", "--quiet").exit_code == 0
-    text = (tmp_path / "r" / "race.toml").read_text()
-    assert was in text
-    (tmp_path / "r" / "race.toml").write_text(text.replace(was, becomes))
+    config = (tmp_path / "r" / "race.toml").read_text()
+    assert was in config
+    (tmp_path / "r" / "race.toml").write_text(config.replace(was, becomes))
     edited = run("resume", "r", "--add", "frc:load=3")
     early = "problem" not in becomes  # found before the digest is looked at
     assert edited.exit_code == 2 and (sentence if early else "was edited") in edited.output, edited.output
     if becomes != "format =":  # as a stranger would who knows how the file is made
-        write_plain(tmp_path / "r" / "race.toml", tomllib.loads(text.replace(was, becomes)))
+        write_plain(tmp_path / "r" / "race.toml", tomllib.loads(config.replace(was, becomes)))
     for command in (["resume", "r", "--add", "frc:load=3"], ["show", "r"]):
         result = run(*command)
         assert not (tmp_path / "sentinel").exists()
@@ -312,13 +314,13 @@ def test_a_problem_of_ones_own_is_named_again_or_trusted(tmp_path, monkeypatch):
     refused = run("resume", "r", "--add", "frc:load=2")
     assert refused.exit_code == 2 and "--trust" in refused.output
     for spec, way in (("frc:load=2", ["--trust"]), ("frc:load=3", ["--problem", "mine.py:make"])):
-        again = run("resume", "r", "--add", spec, *way, "--quiet")
-        assert again.exit_code == 0, again.output
-    text = (tmp_path / "r" / "race.toml").read_text()
+        extended = run("resume", "r", "--add", spec, *way, "--quiet")
+        assert extended.exit_code == 0, extended.output
+    config = (tmp_path / "r" / "race.toml").read_text()
     digest = hashlib.sha256((tmp_path / "mine.py").read_bytes()).hexdigest()
-    (tmp_path / "r" / "race.toml").write_text(text.replace(digest, "0" * 64))
+    (tmp_path / "r" / "race.toml").write_text(config.replace(digest, "0" * 64))
     assert "race.toml' is damaged or was edited" in run("resume", "r", "--add", "frc:load=6", "--trust").output
-    write_plain(tmp_path / "r" / "race.toml", tomllib.loads(text.replace(digest, "0" * 64)))
+    write_plain(tmp_path / "r" / "race.toml", tomllib.loads(config.replace(digest, "0" * 64)))
     assert "recorded 00000000" in run("resume", "r", "--add", "frc:load=6", "--trust").output
 
 
@@ -359,7 +361,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_work(words, tmp_path,
         assert "should end in .png, .pdf or .svg" in run(*words, "--picture", "x.jgp").output
 
 
-def test_without_matplotlib_and_bokeh_a_race_runs_and_says_how_to_get_its_picture_and_page(tmp_path, monkeypatch):
+def test_a_race_without_matplotlib_or_bokeh_says_how_to_get_them(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "bokeh.document", None)
     monkeypatch.delenv("ANYK_RACE_PAGE")
@@ -389,7 +391,7 @@ def test_a_limit_of_a_clock_that_stands_still_is_refused(tmp_path):
         )
 
 
-def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, monkeypatch):
+def test_a_target_out_of_reach_ends_at_a_reported_limit(tmp_path, monkeypatch):
     for module in ("spec", "training"):
         monkeypatch.setattr(f"anyk.runs.{module}.LIMIT", 30)
     monkeypatch.setattr("anyk.views.result_tables.LIMIT", 30)
@@ -401,18 +403,18 @@ def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, mon
     assert json.loads(further.stdout)["runs"][0]["steps"] == 60
 
 
-def test_load_that_costs_nothing_is_reported_and_the_demo_charges_it(tmp_path):
+def test_load_that_costs_nothing_is_reported(tmp_path):
     free = raced("uncoded", "frc:load=3").runs
     assert "load costs nothing here (0.167 to 0.5 of the data per worker)" in "\n".join(load_notes(free))
-    for rest in ({"delays": "exp:mean=1,per=load"}, {"cluster": "simulated:partition=0.5,cores=6"}):
-        assert load_notes(raced("uncoded", "frc:load=3", **rest).runs) == []
+    for options in ({"delays": "exp:mean=1,per=load"}, {"cluster": "simulated:partition=0.5,cores=6"}):
+        assert load_notes(raced("uncoded", "frc:load=3", **options).runs) == []
     little = load_notes(raced("uncoded", "frc:load=3", cluster="simulated:partition=0.001,cores=6").runs)
     assert len(little) == 1 and "next to nothing here" in little[0] and "computing takes 3 ms" in little[0]
     assert load_notes(raced("uncoded", "uncoded:wait=4").runs) == []  # they have the same load
     name, values = specs.parse(charged("simulated", PROBLEM, workers=6))
     assert name == "simulated" and 0 < float(values["partition"]) < 1 and values["cores"] == "6"
-    for own in ("simulated:task=1", "processes"):
-        assert charged(own, PROBLEM, workers=6) == own
+    for cluster in ("simulated:task=1", "processes"):
+        assert charged(cluster, PROBLEM, workers=6) == cluster
 
 
 def test_a_receipt_names_every_worker(tmp_path):
@@ -431,20 +433,20 @@ def test_a_receipt_names_every_worker(tmp_path):
     assert "no worker was cut off" in run("show", folder + "2", "--step", "1").output
 
 
-def test_what_a_docstring_says_is_printed_as_plain_text_for_the_screen():
+def test_docstrings_are_printed_as_plain_text():
     for words in (("strategies", "show", "k-async:k=2", "--workers", "8"), ("codes", "show", "bibd", "--workers", "7")):
-        shown = run(*words, width=60)
-        assert shown.exit_code == 0
-        assert "``" not in shown.output and "===" not in shown.output and ":class:" not in shown.output
+        result = run(*words, width=60)
+        assert result.exit_code == 0
+        assert "``" not in result.output and "===" not in result.output and ":class:" not in result.output
     table = run("strategies", "show", "k-async:k=2", "--workers", "8", width=60).output
     assert "- k-async: a worker that replied before the step: waits; at\n  the step: these k workers" in table
     assert "any 1 straggler\n" in run("codes", "show", "frc:stragglers=1", "--workers", "6").output
 
 
-def test_codes_are_compared_without_a_picture_unless_one_is_asked_for(tmp_path, monkeypatch):
+def test_codes_are_compared_with_a_picture_on_request_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = run("codes", "compare", "uncoded", "--workers", "4", "--sets", "3")
-    assert shown.exit_code == 0 and "picture" not in shown.output and not list(tmp_path.iterdir())
+    result = run("codes", "compare", "uncoded", "--workers", "4", "--sets", "3")
+    assert result.exit_code == 0 and "picture" not in result.output and not list(tmp_path.iterdir())
 
 
 def test_a_screen_without_our_signs_gets_plain_ones(tmp_path):
@@ -454,8 +456,8 @@ def test_a_screen_without_our_signs_gets_plain_ones(tmp_path):
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "70"}
     done = subprocess.run(words, env=ascii_only, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    text = done.stdout.decode("ascii")
-    assert "- uncoded\n" in text and "    -" in text and "?" not in text
+    output = done.stdout.decode("ascii")
+    assert "- uncoded\n" in output and "    -" in output and "?" not in output
 
 
 # ------------------------------------------------------------------------------------------------ the picture
@@ -463,7 +465,7 @@ def test_a_screen_without_our_signs_gets_plain_ones(tmp_path):
 
 def labels(axes):
     """The labels of a picture's lines, by strategy."""
-    return {text.get_text().split("   ")[0]: text for text in axes.texts if "   " in text.get_text()}
+    return {label.get_text().split("   ")[0]: label for label in axes.texts if "   " in label.get_text()}
 
 
 @pytest.mark.parametrize("of", ["metric", "loss"])
@@ -473,20 +475,20 @@ def test_the_picture_names_each_strategy_with_its_result(of, tmp_path):
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"  # the slowest takes several times as long as the fastest
     assert not figure.legends and axes.get_legend() is None
-    words = [text.get_text() for text in axes.texts]
-    for part in ("injected delay, exp:mean=1", "speed compared with uncoded"):
-        assert any(part in text for text in words), part
-    found = labels(axes)
-    assert set(found) == {run.config.strategy for run in runs}
-    frc = found["frc:load=3"].get_text()
+    words = [label.get_text() for label in axes.texts]
+    for phrase in ("injected delay, exp:mean=1", "speed compared with uncoded"):
+        assert any(phrase in label for label in words), phrase
+    named_labels = labels(axes)
+    assert set(named_labels) == {run.config.strategy for run in runs}
+    frc = named_labels["frc:load=3"].get_text()
     assert "times as fast" in frc and ("loss" in frc) == (of == "loss")
     figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in found.values()]
+    boxes = [label.get_window_extent() for label in named_labels.values()]
     assert not any(box.overlaps(other) for i, box in enumerate(boxes) for other in boxes[:i])
     assert all(box.y0 >= axes.bbox.y1 for box in boxes)  # above the curves
-    for text in axes.texts:
-        box = text.get_window_extent()
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, text
+    for label in axes.texts:
+        box = label.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, label
 
 
 def test_lines_differ_by_more_than_their_colours():
@@ -506,8 +508,8 @@ def test_no_half_of_the_picture_is_empty(of, delay):
     places = [axes.transAxes.inverted().transform(axes.transData.transform(line.get_xydata()))
               for line in axes.lines if line.get_transform() == axes.transData]  # fmt: skip
     x, y = np.concatenate(places).T
-    shown = (x >= 0.0) & (x <= 1.0) & (y >= 0.0) & (y <= 1.0)
-    for along in (x[shown], y[shown]):
+    inside = (x >= 0.0) & (x <= 1.0) & (y >= 0.0) & (y <= 1.0)
+    for along in (x[inside], y[inside]):
         assert along.min() < 0.35 and along.max() > 0.65
 
 
@@ -517,12 +519,12 @@ def test_all_of_the_picture_can_be_read_on_its_ground(dark):
     (axes,) = figure.axes
     ground = luminance(figure.get_facecolor())
     assert (ground < 0.05) == dark and luminance(axes.get_facecolor()) == ground
-    words = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+    words = [label for label in figure.findobj(matplotlib.text.Text) if label.get_text()]
     lines = [line for line in axes.lines if line.get_linestyle() != "None"]
-    for part in [*words, *lines, axes.spines["left"]]:
-        colour = part.get_edgecolor() if part is axes.spines["left"] else part.get_color()
+    for artist in [*words, *lines, axes.spines["left"]]:
+        colour = artist.get_edgecolor() if artist is axes.spines["left"] else artist.get_color()
         low, high = sorted((ground, luminance(colour)))
-        assert (high + 0.05) / (low + 0.05) > 3.0, part
+        assert (high + 0.05) / (low + 0.05) > 3.0, artist
 
 
 def luminance(colour):
@@ -531,7 +533,7 @@ def luminance(colour):
     return float(np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
 
 
-def test_many_runs_can_be_told_apart_and_alike_ones_get_a_linear_axis(tmp_path):
+def test_many_runs_can_be_told_apart_in_the_picture(tmp_path):
     runs = raced("uncoded", delays="constant:1").runs
     assert anyk.views.plot(runs).axes[0].get_xscale() == "linear"
     figure = anyk.views.plot(list(runs) * 17, tmp_path / "a.png")

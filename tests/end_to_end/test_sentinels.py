@@ -61,9 +61,9 @@ def leaves(
         return
     context = click.Context(command)
     for name in command.list_commands(context):
-        each = command.get_command(context, name)
-        assert each is not None
-        yield from leaves(each, (*path, name))
+        subcommand = command.get_command(context, name)
+        assert subcommand is not None
+        yield from leaves(subcommand, (*path, name))
 
 
 COMMANDS = {" ".join(path): command for path, command in leaves()}
@@ -76,7 +76,11 @@ def name_of(parameter: click.Parameter) -> str:
 
 def texts(command: click.Command) -> dict[str, click.Parameter]:
     """Return the parameters of a command that take a text."""
-    return {name_of(each): each for each in command.params if isinstance(each.type, click.types.StringParamType)}
+    return {
+        name_of(parameter): parameter
+        for parameter in command.params
+        if isinstance(parameter.type, click.types.StringParamType)
+    }
 
 
 def test_each_parameter_of_each_command_is_classified() -> None:
@@ -114,12 +118,12 @@ INSTEAD = {
 def given(words: str, parameter: str, value: str) -> list[str]:
     """Return the arguments of a command in which one parameter has a value and the others what they need."""
     command, line, options = COMMANDS[words], words.split(), []
-    for each in command.params:
-        name = name_of(each)
-        if isinstance(each, click.Argument):
+    for option in command.params:
+        name = name_of(option)
+        if isinstance(option, click.Argument):
             line.append(value if name == parameter else ARGUMENTS[name])
         elif name == parameter:
-            options = [max(each.opts, key=len), value]
+            options = [max(option.opts, key=len), value]
     needs = list(NEEDS.get(words, []))
     for flag in {*options[:1], *INSTEAD.get(parameter, [])}:
         while flag in needs:
@@ -287,15 +291,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of a stranger with all of this, in which a command is called."""
-    here = tmp_path / "here"
-    shutil.copytree(made, here)
-    monkeypatch.chdir(here)
-    monkeypatch.setattr(tempfile, "tempdir", str(here))
+    working = tmp_path / "here"
+    shutil.copytree(made, working)
+    monkeypatch.chdir(working)
+    monkeypatch.setattr(tempfile, "tempdir", str(working))
     monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in a notebook, or with python -m
-    (here / "rows.csv").write_text("a,b,c,d\n1,2,3,4\n")
-    for folder in (here, here / "run", here / "race"):
+    (working / "rows.csv").write_text("a,b,c,d\n1,2,3,4\n")
+    for folder in (working, working / "run", working / "race"):
         (folder / "evil.py").write_text(EVIL.format(sentinel=str(tmp_path / "sentinel")))
-    yield here
+    yield working
     for name in [name for name in sys.modules if name.startswith(("evil", "anyk_file_evil"))]:
         del sys.modules[name]
 
@@ -384,8 +388,8 @@ def statement(*texts: str) -> Callable[[Path], None]:
 
     def change(folder: Path) -> None:
         with contextlib.closing(sqlite3.connect(folder / "log.sqlite")) as log:
-            for text in texts:
-                log.execute(text)
+            for value in texts:
+                log.execute(value)
             log.commit()
 
     return change

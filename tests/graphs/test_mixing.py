@@ -24,16 +24,16 @@ NAMES = ["ring", "torus", "complete", "star", "exp", "one-peer", "regular:degree
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("workers", [6, 8, 16])
 def test_rows_and_columns_add_up_to_one(name: str, workers: int) -> None:
-    made = graph(name, workers=workers)
-    for w in made.rounds:
+    mixing = graph(name, workers=workers)
+    for w in mixing.rounds:
         assert w.sum(axis=0) == pytest.approx(1.0) and w.sum(axis=1) == pytest.approx(1.0)
     x = np.random.default_rng(0).standard_normal((workers, 3))
     mixed = x
-    for k in range(2 * len(made.rounds)):
-        mixed = made.at(k).T @ mixed
+    for k in range(2 * len(mixing.rounds)):
+        mixed = mixing.at(k).T @ mixed
     assert mixed.mean(axis=0) == pytest.approx(x.mean(axis=0))
     spread = np.linalg.norm(mixed - x.mean(axis=0)) / np.linalg.norm(x - x.mean(axis=0))
-    assert spread <= made.zeta ** (2 * len(made.rounds)) + 1e-9
+    assert spread <= mixing.zeta ** (2 * len(mixing.rounds)) + 1e-9
 
 
 def test_values_27_and_28_elastic_averaging() -> None:
@@ -99,9 +99,9 @@ def test_bipartite_graphs_need_as_many_matchings_as_their_degree() -> None:
 
 
 def test_value_31_matcha_on_a_ring_of_four() -> None:
-    made = matcha("ring", workers=4, budget=0.5)
-    assert made.chances == pytest.approx((0.5, 0.5))
-    assert made.step == pytest.approx(0.5, abs=1e-6) and made.rho == pytest.approx(0.5, abs=1e-6)
+    mixing = matcha("ring", workers=4, budget=0.5)
+    assert mixing.chances == pytest.approx((0.5, 0.5))
+    assert mixing.step == pytest.approx(0.5, abs=1e-6) and mixing.rho == pytest.approx(0.5, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -109,30 +109,30 @@ def test_value_31_matcha_on_a_ring_of_four() -> None:
 )
 def test_matcha_s_rho_by_enumeration_of_all_activations(name: str, workers: int, budget: float) -> None:
     """||E[W^2] - J||, the mean over all 2^q choices of matchings, and no better at other steps."""
-    made = matcha(name, workers=workers, budget=budget)
-    q = len(made.groups)
-    assert sum(made.chances) <= budget * q + 1e-6 and all(0 <= p <= 1 for p in made.chances)
+    mixing = matcha(name, workers=workers, budget=budget)
+    q = len(mixing.groups)
+    assert sum(mixing.chances) <= budget * q + 1e-6 and all(0 <= p <= 1 for p in mixing.chances)
 
     def norm(step: float) -> float:
         mean = np.zeros((workers, workers))
         for active in product((0, 1), repeat=q):
-            chance = np.prod([p if a else 1 - p for a, p in zip(active, made.chances, strict=True)])
-            edges = [edge for a, group in zip(active, made.groups, strict=True) if a for edge in group]
+            chance = np.prod([p if a else 1 - p for a, p in zip(active, mixing.chances, strict=True)])
+            edges = [edge for a, group in zip(active, mixing.groups, strict=True) if a for edge in group]
             w = np.eye(workers) - step * laplacian(edges, workers)
             mean += chance * (w @ w)
         return float(np.linalg.norm(mean - 1 / workers, 2))
 
-    assert made.rho == pytest.approx(norm(made.step), abs=1e-9)
-    assert made.rho <= min(norm(made.step * f) for f in (0.8, 0.95, 1.05, 1.2)) + 1e-9
-    assert made.rho < 1
+    assert mixing.rho == pytest.approx(norm(mixing.step), abs=1e-9)
+    assert mixing.rho <= min(norm(mixing.step * f) for f in (0.8, 0.95, 1.05, 1.2)) + 1e-9
+    assert mixing.rho < 1
 
 
 def test_matcha_favours_edges_that_hold_the_graph_together(tmp_path: Path) -> None:
     """A bridge between two triangles is active more often than the triangles' own edges."""
     np.save(tmp_path / "w.npy", metropolis([(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5), (2, 3)], 6))
-    made = matcha(f"file:file={tmp_path / 'w.npy'}", workers=6, budget=0.5)
-    bridge = next(p for group, p in zip(made.groups, made.chances, strict=True) if (2, 3) in group)
-    assert bridge == max(made.chances) and bridge > 0.5
+    mixing = matcha(f"file:file={tmp_path / 'w.npy'}", workers=6, budget=0.5)
+    bridge = next(p for group, p in zip(mixing.groups, mixing.chances, strict=True) if (2, 3) in group)
+    assert bridge == max(mixing.chances) and bridge > 0.5
 
 
 def test_value_32_the_bound() -> None:
@@ -147,8 +147,8 @@ def test_values_33_to_35() -> None:
     law = parse("exp:mean=1")
     for tau, golden in ((1, 2.7178571), (2, 2.1802929), (5, 1.7153523), (10, 1.4917748), (100, 1.1468716)):
         assert (law.longest_sum(tau, 8) or 0) / tau == pytest.approx(golden, abs=1e-6)
-    found = simulated_pace(strategy("pasgd:tau=10", workers=8), law, updates=2000)
-    assert abs(found.seconds / 10 - 1.4917748) < 4 * found.error / 10
+    pace = simulated_pace(strategy("pasgd:tau=10", workers=8), law, updates=2000)
+    assert abs(pace.seconds / 10 - 1.4917748) < 4 * pace.error / 10
     sync = 2.7178571429 + 1.0
     assert sync / ((law.longest_sum(10, 8) or 0) / 10 + 0.1) == pytest.approx(2.3356678, abs=1e-6)
     assert best_tau(1.0, 1.0, 0.1, 1.0, 1.0, 200.0) == pytest.approx(3.1622776602, rel=1e-9)
@@ -161,8 +161,8 @@ def test_values_33_to_35() -> None:
      ("dpsgd:graph=ring,barrier=global", 8, 2.7178571), ("dpsgd:graph=ring,barrier=global", 16, 3.3807290)],
 )  # fmt: skip
 def test_value_47_rounds_with_local_and_global_barriers(spec: str, workers: int, golden: float) -> None:
-    found = simulated_pace(strategy(spec, workers=workers), parse("exp:mean=1"), updates=2000, seed=2)
-    assert found.seconds == pytest.approx(golden, rel=0.03)
+    pace = simulated_pace(strategy(spec, workers=workers), parse("exp:mean=1"), updates=2000, seed=2)
+    assert pace.seconds == pytest.approx(golden, rel=0.03)
 
 
 def test_local_barriers_are_the_max_plus_recursion() -> None:

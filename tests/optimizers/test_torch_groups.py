@@ -75,18 +75,18 @@ def test_groups_and_schedules_step_as_in_torchs_loop(name, spec):
     module, X, y = network()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
     mine = adamw(module)
-    made = TorchOptimizer(mine, schedule=None if name == "none" else said or make)
-    run = anyk.train(problem, spec, fleet(), optimizer=made, steps=18, evaluate=f"every={EVERY}")
+    optimizer = TorchOptimizer(mine, schedule=None if name == "none" else said or make)
+    run = anyk.train(problem, spec, fleet(), optimizer=optimizer, steps=18, evaluate=f"every={EVERY}")
     plain, X, y = network()
     stepping = adamw(plain)
     schedule = make(stepping)
     expected = loop(plain, X, y, 18, stepping, schedule)
     assert np.abs(run.model - expected).max() < 1e-11
-    assert not mine.state and made.spec == "torch:method=(made in Python)"
+    assert not mine.state and optimizer.spec == "torch:method=(made in Python)"
     assert torch.equal(problem.module_at(run.model)[4].bias, network()[0][4].bias)  # in no group
     if name == "plateau":
         assert stepping.param_groups[0]["lr"] < 0.05  # it was reached
-    replayed = anyk.replay(run, problem=problem, optimizer=made)
+    replayed = anyk.replay(run, problem=problem, optimizer=optimizer)
     assert str(replayed).endswith("the same bits of model")
 
 
@@ -97,8 +97,8 @@ def test_an_optimiser_goes_on_from_its_state():
     problem = anyk.problems.TorchProblem(plain, nn.CrossEntropyLoss(), (X, y))
     with warnings.catch_warnings(action="ignore"):
         lr_scheduler.StepLR(stepping, 3)  # which puts a step of its own into the optimiser
-    made = TorchOptimizer(stepping)
-    run = anyk.train(problem, "uncoded", fleet(), optimizer=made, steps=6, evaluate=None)
+    optimizer = TorchOptimizer(stepping)
+    run = anyk.train(problem, "uncoded", fleet(), optimizer=optimizer, steps=6, evaluate=None)
     state = next(iter(stepping.state.values()))["step"].item()
     assert np.abs(run.model - loop(plain, X, y, 6, stepping)).max() < 1e-11
     assert state == 5
@@ -110,26 +110,26 @@ def test_a_plateau_is_remembered_by_a_resumed_run(wrap, tmp_path):
     def problem():
         module, X, y = network()
         module = module.float()
-        found = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
-        return found, wrap(TorchOptimizer(adamw(module), schedule="ReduceLROnPlateau:patience=0,threshold=0.3"))
+        plateau = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
+        return plateau, wrap(TorchOptimizer(adamw(module), schedule="ReduceLROnPlateau:patience=0,threshold=0.3"))
 
     options = {"evaluate": f"every={EVERY}"}
-    one, made = problem()
-    whole = anyk.train(one, "frc:stragglers=1", fleet(), optimizer=made, steps=20, **options)
-    anyk.train(one, "frc:stragglers=1", fleet(), optimizer=made, steps=10, out=tmp_path / "run", **options).close()
-    again, made = problem()  # of another process
-    rest = anyk.resume(tmp_path / "run", problem=again, optimizer=made, steps=20)
-    assert rest.model.tobytes() == whole.model.tobytes()
-    assert str(anyk.replay(rest, problem=again, optimizer=made)).endswith("the same bits of model")
+    one, optimizer = problem()
+    uninterrupted = anyk.train(one, "frc:stragglers=1", fleet(), optimizer=optimizer, steps=20, **options)
+    anyk.train(one, "frc:stragglers=1", fleet(), optimizer=optimizer, steps=10, out=tmp_path / "run", **options).close()
+    other, optimizer = problem()  # of another process
+    resumed = anyk.resume(tmp_path / "run", problem=other, optimizer=optimizer, steps=20)
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
+    assert str(anyk.replay(resumed, problem=other, optimizer=optimizer)).endswith("the same bits of model")
 
 
 @pytest.mark.slow
 def test_a_plateau_is_waited_for_on_processes():
     module, X, y = network()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
-    made = TorchOptimizer("SGD", lr=0.5, schedule="ReduceLROnPlateau:patience=0,threshold=0.4")
+    optimizer = TorchOptimizer("SGD", lr=0.5, schedule="ReduceLROnPlateau:patience=0,threshold=0.4")
     run = anyk.train(
-        problem, "uncoded", anyk.clusters.Processes(2), optimizer=made, steps=18, evaluate=f"every={EVERY}"
+        problem, "uncoded", anyk.clusters.Processes(2), optimizer=optimizer, steps=18, evaluate=f"every={EVERY}"
     )
     plain, X, y = network()
     stepping = torch.optim.SGD(plain.parameters(), lr=0.5)

@@ -41,11 +41,11 @@ def frame(rows: int = 60, *, gaps: bool = False, task: str = "binary") -> pd.Dat
         y = np.where(value > np.median(value), "yes", "no")
     elif task == "multiclass":
         y = np.digitize(value, np.quantile(value, [0.3, 0.6])) + 4
-    made = pd.DataFrame({"age": age, "city": city, "member": member, "score": score, "target": y})
+    table = pd.DataFrame({"age": age, "city": city, "member": member, "score": score, "target": y})
     if gaps:
-        made.loc[[1, 5, 9], "age"] = np.nan
-        made.loc[[2, 5], "city"] = None
-    return made
+        table.loc[[1, 5, 9], "age"] = np.nan
+        table.loc[[2, 5], "city"] = None
+    return table
 
 
 def trained(folder: Path, table: pd.DataFrame, spec: str = "file", *, out: str = "run", **options: Any) -> Run:
@@ -88,16 +88,16 @@ def test_predictions_are_the_models_own(task: str, model: str, tmp_path: Path) -
                 softmax(scores, axis=1) if problem.outputs > 1 else np.column_stack([expit(-scores), expit(scores)])
             )
             assert run.predict(data.X_test, probabilities=True) == pytest.approx(chances)
-        found = run.predict(data.X_test)  # encoded already
-        assert found == pytest.approx(expected) if task == "regression" else (found == expected).all()
-        whole = run.predict(table)
+        predictions = run.predict(data.X_test)  # encoded already
+        assert predictions == pytest.approx(expected) if task == "regression" else (predictions == expected).all()
+        all_predictions = run.predict(table)
         shuffled = table[["score", "member", "target", "city", "age"]].assign(more=1)
         as_objects = table[["age", "city", "member", "score"]].to_numpy(dtype=object)
         for X in (shuffled, {name: list(table[name]) for name in table}, tmp_path / "train.csv", as_objects):
-            assert (run.predict(X) == whole).all()
-        with Run.open(tmp_path / "run") as again:
-            assert (again.predict(table) == whole).all()
-        assert (pickle.loads(pickle.dumps(run)).predict(table) == whole).all()
+            assert (run.predict(X) == all_predictions).all()
+        with Run.open(tmp_path / "run") as reopened:
+            assert (reopened.predict(table) == all_predictions).all()
+        assert (pickle.loads(pickle.dumps(run)).predict(table) == all_predictions).all()
     assert anyk.verify(tmp_path / "run").whole
 
 
@@ -184,9 +184,9 @@ def test_tables_without_names(tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("".join(f"{a},{b}.5\n" for a, b, _ in rows))
     predict_file(run, tmp_path / "new.csv", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open() as file:
-        found = list(csv.reader(file))
-    assert [cells[:2] for cells in found] == [[f"{a}", f"{b}.5"] for a, b, _ in rows]
-    assert [float(cells[2]) for cells in found] == pytest.approx(expected)
+        written = list(csv.reader(file))
+    assert [cells[:2] for cells in written] == [[f"{a}", f"{b}.5"] for a, b, _ in rows]
+    assert [float(cells[2]) for cells in written] == pytest.approx(expected)
     (tmp_path / "new.csv").write_text("1,2,3,4\n1,2,3,5\n")
     run.predict(tmp_path / "new.csv")  # the first is the target's place
     (tmp_path / "new.csv").write_text("a,b\n1,2\n")
@@ -256,8 +256,8 @@ def test_parquet(tmp_path: Path) -> None:
         for ending in ("parquet", "csv"):
             out = tmp_path / f"out.{ending}"
             predict_file(run, tmp_path / "new.parquet", out, probabilities=True)
-            found = pd.read_parquet(out) if ending == "parquet" else pd.read_csv(out)
-            assert list(found) == [
+            written = pd.read_parquet(out) if ending == "parquet" else pd.read_csv(out)
+            assert list(written) == [
                 "age",
                 "city",
                 "member",
@@ -267,8 +267,8 @@ def test_parquet(tmp_path: Path) -> None:
                 "probability_no",
                 "probability_yes",
             ]
-            assert (found.prediction == run.predict(table)).all() and (found.score == new.score).all()
-            assert found.probability_yes.to_numpy() == pytest.approx(run.predict(table, probabilities=True)[:, 1])
+            assert (written.prediction == run.predict(table)).all() and (written.score == new.score).all()
+            assert written.probability_yes.to_numpy() == pytest.approx(run.predict(table, probabilities=True)[:, 1])
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert piped.stdout.splitlines()[0].endswith("prediction,probability_no,probability_yes")
     chances = [list(map(float, line.split(",")[-2:])) for line in piped.stdout.splitlines()[1:]]
     assert np.sum(chances, axis=1) == pytest.approx(1.0)
-    for text, sentence in (
+    for content, sentence in (
         ("score,city,Age,member\n1,Rome,2,true\n", "new.csv lacks a column 'age', which the model learned from; did you mean 'Age'?"),
         ("score,member\n1,true\n", "new.csv lacks the columns 'age', 'city', which the model learned from; its columns: 'score', 'member'"),
         ("score,city,age,member\n1,Rome,old,true\n", "column 'age' of new.csv holds text, such as 'old', but the model learned from numbers there"),
@@ -303,7 +303,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("score,city,age,member\n", "new.csv has no rows"),
         ("score,city,age,member,age\n1,Rome,2,true,3\n", "new.csv has more columns called 'age' than the model learned from; leave one under that name"),
     ):  # fmt: skip
-        Path("new.csv").write_text(text)
+        Path("new.csv").write_text(content)
         failed = call("run", "new.csv", "-o", "out.csv")
         assert failed.exit_code == 2 and failed.stderr == f"anyk: {sentence}\n"
     assert Path("out.csv").read_text().startswith("note,")  # as it was

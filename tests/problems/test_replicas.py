@@ -19,6 +19,8 @@ import anyk
 from anyk.clusters.messages import Messages
 from anyk.errors import BadInput, RunFailed
 from anyk.problems import ManyPartitions, TorchProblem
+from anyk.problems.replicas import SINGLE, mark, marks_apart
+from anyk.testing.problems import Squares
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +62,7 @@ def global_draws():
 
 @pytest.mark.parametrize("noise", SEEDED.values(), ids=SEEDED)
 @pytest.mark.parametrize("rows", [None, np.array([1, 4])])
-def test_items_draw_alike_for_all_and_leave_everybodys_draws_alone(noise, rows):
+def test_items_draw_alike_and_leave_other_draws_alone(noise, rows):
     problem = problem_of(noise, microbatch=3)
     w = problem.initial()
     one, other = problem.split(3), pickle.loads(cloudpickle.dumps(problem.split(3)))
@@ -85,10 +87,10 @@ def test_an_item_draws_the_same_in_every_batch_of_a_model():
     seen.clear()
     w, parts = problem.initial(), problem.split(2)
     parts.partial_gradient(0, w)
-    whole = dict(seen)
+    first_draws = dict(seen)
     seen.clear()
     parts.partial_gradient(0, w, np.array([3, 7]))
-    assert len(set(whole.values())) == 12 and seen == [(3, whole[3]), (7, whole[7])]
+    assert len(set(first_draws.values())) == 12 and seen == [(3, first_draws[3]), (7, first_draws[7])]
 
 
 def test_augmentation_on_processes_gives_the_simulators_bits():
@@ -117,8 +119,8 @@ def test_augmentation_on_processes_gives_the_simulators_bits():
 
 def counted():
     """A data set's own generator, with the same seed everywhere, goes on from call to call."""
-    own = np.random.default_rng(0)
-    return lambda i: own.standard_normal()
+    draws = np.random.default_rng(0)
+    return lambda i: draws.standard_normal()
 
 
 BROKEN = {
@@ -130,7 +132,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("noise", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("kind", ["simulated", "processes"])
-def test_draws_that_are_nobodys_to_seed_are_refused_where_codes_rely_on_replicas(noise, kind):
+def test_draws_without_a_seed_are_refused_with_replicas(noise, kind):
     problem = problem_of(noise)
     with pytest.raises(BadInput, match=r"the same model gave two gradients that are [\d.]+ % apart: a code takes rep"):
         anyk.train(
@@ -149,7 +151,7 @@ def test_without_replicas_such_draws_are_the_users_affair():
     assert run.steps == 2
 
 
-def test_a_worker_that_computes_something_else_than_the_driver_is_named():
+def test_a_worker_that_differs_from_the_driver_is_named():
     driver = os.getpid()
     problem = problem_of(lambda i, driver=driver: float(os.getpid() != driver))
     assert (
@@ -191,3 +193,67 @@ def test_rounding_is_no_difference():
     factor = iter([1.0, 1.0 + 1e-4])
     with pytest.raises(BadInput, match=r"two gradients that are 0\.0\d+ % apart"):
         problem.split(2).compare_workers(replicas=True)
+
+
+class Straying(Squares):
+    """Two workers that wait for each other at every partition, and whose gradients differ by ``by``."""
+
+    def __init__(self, folder, by):
+        super().__init__(2)
+        self.folder, self.by = folder, by
+
+    def split(self, partitions, shares=None):
+        pieces = super().split(partitions, shares)
+        compute, calls = pieces.partial_gradient, []
+
+        def partial_gradient(j, w, rows=None):
+            worker = os.environ.get("ANYK_WORKER")
+            if worker is None:
+                return compute(j, w)
+            calls.append(j)
+            (self.folder / f"{len(calls)} {worker}").touch()
+            until = time.monotonic() + 60.0
+            while len(list(self.folder.glob(f"{len(calls)} *"))) < 2 and time.monotonic() < until:
+                time.sleep(0.001)
+            return compute(j, w) * (1.0 + self.by * int(worker))
+
+        pieces.partial_gradient, pieces.tolerance = partial_gradient, 1e-6
+        return pieces
+
+
+def test_workers_are_compared_while_they_work(tmp_path):
+    problem = Straying(tmp_path, 1e-3)
+    seed = next(seed for seed in range(9) if Messages(problem.split(2), seed=seed).compared(0) == 0)
+    words = r"step 0 workers \d and \d computed gradients of partition 0 that are 0\.1 % apart: a code takes replicas"
+    with pytest.raises(RunFailed, match=words):
+        anyk.train(problem, "frc:load=2", anyk.clusters.Processes(2, seed=seed), steps=1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "tolerance"),
+    [("frc:load=3", 1e-6), ("tree", 1e-6), ("draco:byzantine=1", 0.0), ("uncoded", None), ("pasgd", None)],
+)
+def test_partitions_are_compared_where_a_strategy_relies_on_it(spec, tolerance):
+    class Opted(Squares):
+        def split(self, partitions, shares=None):
+            pieces = super().split(partitions, shares)
+            pieces.tolerance = None
+            pieces.compare_replicas = lambda: setattr(pieces, "tolerance", 1e-6)
+            seen.append(pieces)
+            return pieces
+
+    seen = []
+    anyk.train(Opted(8), spec, anyk.clusters.Simulated(6), optimizer=anyk.optimizers.GD(lr=0.1), steps=1)
+    assert seen[-1].tolerance == tolerance
+
+
+def test_marks_tell_gradients_apart():
+    random = np.random.default_rng(0)
+    for dtype, rounding in (np.float64, 1e-15), (np.float32, 1e-7):
+        g = random.standard_normal(1001).astype(dtype) + dtype(3.0)
+        noise = random.standard_normal(1001).astype(dtype)
+        assert marks_apart(mark(g), mark(g + dtype(rounding) * noise)) < SINGLE
+        for other in (g + dtype(0.01) * noise, g * dtype(1.01), -g, 0 * g):
+            assert 1e-5 < marks_apart(mark(g), mark(other)) <= 2.0
+    assert marks_apart(mark(0 * g), mark(0 * g)) == 0.0
+    assert mark(np.array([np.nan])) is mark(np.array([1e300])) is None

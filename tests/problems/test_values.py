@@ -36,20 +36,20 @@ def test_carried_bytes_give_the_same_arrays(data: st.DataObject) -> None:
     kinds = st.sampled_from(["float64", "float32", "int64", "uint8", "bool", "int16"])
     shapes = st.lists(st.integers(0, 4), max_size=3)
     arrays = [
-        np.random.default_rng(place).integers(0, 2, data.draw(shapes)).astype(data.draw(kinds))
-        for place in range(data.draw(st.integers(1, 5)))
+        np.random.default_rng(index).integers(0, 2, data.draw(shapes)).astype(data.draw(kinds))
+        for index in range(data.draw(st.integers(1, 5)))
     ]
-    values = Values({}, {f"array {place}": np.zeros_like(array) for place, array in enumerate(arrays)})
+    values = Values({}, {f"array {index}": np.zeros_like(array) for index, array in enumerate(arrays)})
     places = sorted(data.draw(st.sets(st.integers(0, len(arrays) - 1))))
-    whole = np.concatenate([np.empty(0, np.uint8), *(arrays[place].reshape(-1).view(np.uint8) for place in places)])
-    padded = np.zeros(-(-whole.size // 24) * 24, np.uint8)
-    padded[: whole.size] = whole
+    carried = np.concatenate([np.empty(0, np.uint8), *(arrays[index].reshape(-1).view(np.uint8) for index in places)])
+    padded = np.zeros(-(-carried.size // 24) * 24, np.uint8)
+    padded[: carried.size] = carried
     worker = pickle.loads(pickle.dumps(values))
     for reader in (values, worker):
         decoded = reader.decode((), places, list(padded.view(np.float64).reshape(-1, 3)))
-        for place in places:
-            np.testing.assert_array_equal(decoded.arrays[place], arrays[place])
-            assert decoded.arrays[place].dtype == arrays[place].dtype
+        for index in places:
+            np.testing.assert_array_equal(decoded.arrays[index], arrays[index])
+            assert decoded.arrays[index].dtype == arrays[index].dtype
 
 
 def test_a_worker_needs_neither_schedules_nor_kept_arrays() -> None:

@@ -50,14 +50,14 @@ def test_a_step_has_the_mean_gradient_of_its_rounds(spec):
     parts = problem.split(WORKERS)
     drawn = Messages(parts, seed=SEED)
     ends = np.cumsum([0, *parts.sizes])
-    own = torch.optim.AdamW(plain.parameters(), lr=0.05)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.05)
     for version in range(12):
         rows = [drawn.rows(j, Chunk((j,), (1.0,), batch=BATCH), version) + ends[j] for j in range(WORKERS)]
         some = torch.from_numpy(np.concatenate(rows))  # partitions have equal sizes
         (loss(plain(X[some]), y[some]) / 4).backward()
         if version % 4 == 3:
-            own.step()
-            own.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
     assert flat(module) == pytest.approx(flat(plain), abs=1e-12)
 
 
@@ -82,7 +82,7 @@ class Killed(Exception):
     pass
 
 
-def test_a_loop_resumed_in_the_middle_of_a_step_takes_the_same_steps(tmp_path):
+def test_a_loop_resumed_within_a_step_takes_the_same_steps(tmp_path):
     X, y = samples()
 
     def script(folder, kill=None, accumulate=4):
@@ -110,14 +110,14 @@ def test_a_loop_resumed_in_the_middle_of_a_step_takes_the_same_steps(tmp_path):
         numbers = [step.number for step in loop if adam.step() is None]
         return numbers, flat(module)
 
-    numbers, whole = script("whole")
+    numbers, uninterrupted = script("whole")
     assert numbers == [0, 1, 2, 3]
     with pytest.raises(Killed):
         script("killed", kill=6)
     with pytest.raises(BadInput, match="the run accumulates 4 rounds for each step, got accumulate=2"):
         script("killed", accumulate=2)
     numbers, resumed = script("killed")
-    assert numbers == [1, 2, 3] and (resumed == whole).all()
+    assert numbers == [1, 2, 3] and (resumed == uninterrupted).all()
 
 
 def test_torchs_optimiser_accumulates():

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk.clusters import Compute, Outage, Simulated
+from anyk.errors import BadInput
 from anyk.runs.callbacks import Watching
 from anyk.runs.engine.counts import ENDINGS
 from anyk.runs.evaluation.evaluator import Evaluator, divergence
@@ -156,7 +157,7 @@ def test_a_targets_time_is_that_of_the_version_not_of_the_look():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [None, 0.9])
-def test_looking_at_versions_keeps_to_its_share_however_long_it_takes(target, monkeypatch):
+def test_evaluation_keeps_to_its_share_of_the_time(target, monkeypatch):
     monkeypatch.setattr("anyk.runs.evaluation.evaluator._SHARE", 1e-9)
     problem = anyk.problems.from_data("digits")
     evaluator = anyk.runs.Evaluator(problem, anyk.Evaluate(every=1), target=target, background=True)
@@ -176,16 +177,16 @@ def test_looking_at_versions_keeps_to_its_share_however_long_it_takes(target, mo
                 time.sleep(0.01)
             assert evaluator.reached is not None
     finally:
-        found = evaluator.finish()
-    assert [evaluation.version for evaluation in found] == [1, 2, 3, 4, 5]
+        evaluations = evaluator.finish()
+    assert [evaluation.version for evaluation in evaluations] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
 def test_long_runs_are_evaluated_sparsely():
     run = small("uncoded", steps=3000)
-    known = ~np.isnan(run.history["loss"])
-    assert 200 < known.sum() < 3000
-    assert known[-1]
+    evaluated = ~np.isnan(run.history["loss"])
+    assert 200 < evaluated.sum() < 3000
+    assert evaluated[-1]
 
 
 # ----------------------------------------------------------------------------------------------- folders
@@ -193,11 +194,11 @@ def test_long_runs_are_evaluated_sparsely():
 
 def test_a_run_folder_can_be_read_back(tmp_path):
     run = small(out=tmp_path / "run")
-    found = anyk.Run.open(tmp_path / "run")
-    assert found.result() == run.result()
-    assert np.array_equal(found.model, run.model)
-    assert found.receipt(3).used == run.receipt(3).used
-    for opened in (run, found):
+    reopened = anyk.Run.open(tmp_path / "run")
+    assert reopened.result() == run.result()
+    assert np.array_equal(reopened.model, run.model)
+    assert reopened.receipt(3).used == run.receipt(3).used
+    for opened in (run, reopened):
         opened.close()
 
 
@@ -291,23 +292,23 @@ SETTINGS = [
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: next((repr(v)[:40] for v in s.values()), "plain"))
 def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, spec, setting):
-    whole = small(spec, steps=12, out=tmp_path / "whole", **setting)
+    uninterrupted = small(spec, steps=12, out=tmp_path / "whole", **setting)
     for stop in (1, 6):
-        part = small(spec, steps=stop, out=tmp_path / f"part{stop}", **setting)
-        part.close()
+        beginning = small(spec, steps=stop, out=tmp_path / f"part{stop}", **setting)
+        beginning.close()
         if "cluster" in setting:  # what the cluster was made with is not in its spec: rebuild it by hand
             continue
-        resumed = anyk.resume(tmp_path / f"part{stop}", problem=Squares(whole.config.partitions), steps=12)
-        assert resumed.model.tobytes() == whole.model.tobytes()
-        assert resumed.seconds == whole.seconds
+        resumed = anyk.resume(tmp_path / f"part{stop}", problem=Squares(uninterrupted.config.partitions), steps=12)
+        assert resumed.model.tobytes() == uninterrupted.model.tobytes()
+        assert resumed.seconds == uninterrupted.seconds
         used = "SELECT step, task, chunk, worker, weight, received FROM chunks WHERE step NOT NULL ORDER BY 1, 2, 3"
-        assert resumed.log.rows(used) == whole.log.rows(used)
+        assert resumed.log.rows(used) == uninterrupted.log.rows(used)
         for table in ("events", "reuses"):
-            assert resumed.log.rows(f"SELECT * FROM {table}") == whole.log.rows(f"SELECT * FROM {table}")
-        assert np.array_equal(resumed.history["loss"], whole.history["loss"])
+            assert resumed.log.rows(f"SELECT * FROM {table}") == uninterrupted.log.rows(f"SELECT * FROM {table}")
+        assert np.array_equal(resumed.history["loss"], uninterrupted.history["loss"])
         assert resumed.log.rows("SELECT task, chunk FROM chunks GROUP BY 1, 2 HAVING count(*) > 1") == []
         resumed.close()
-    whole.close()
+    uninterrupted.close()
 
 
 def interrupted_driver(spec, setting, stop, steps):
@@ -361,16 +362,16 @@ anyk.train(problem, "agc:load=2,wait=3", cluster, steps=100000, out={str(tmp_pat
     resumed = anyk.resume(tmp_path / "run", steps=goal)
     problem = anyk.problems.from_data("synthetic:rows=200,features=8")
     cluster = anyk.cluster("simulated", workers=6, delays="exp:mean=0.5", seed=3)
-    whole = anyk.train(problem, "agc:load=2,wait=3", cluster, steps=goal)
-    assert resumed.model.tobytes() == whole.model.tobytes()
+    uninterrupted = anyk.train(problem, "agc:load=2,wait=3", cluster, steps=goal)
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
     assert str(anyk.replay(resumed)).endswith("the same decisions and the same bits of model")
     resumed.close()
 
 
-def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path):
+def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     problem = anyk.problems.from_data("synthetic:rows=200,features=8")
     setting = {"workers": 6, "delays": "exp:mean=0.5", "seed": 3}
-    whole = anyk.train(problem, "frc", anyk.cluster("simulated", **setting), steps=20)
+    uninterrupted = anyk.train(problem, "frc", anyk.cluster("simulated", **setting), steps=20)
 
     def watch(driver, evaluator):
         if driver.step == 10:
@@ -391,8 +392,8 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path):
         unfinished.model  # noqa: B018
     unfinished.close()
     resumed = anyk.resume(tmp_path / "run")
-    assert resumed.model.tobytes() == whole.model.tobytes()
-    assert resumed.ledger == whole.ledger
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
+    assert resumed.ledger == uninterrupted.ledger
     assert resumed.steps == len(resumed.history["step"]) - 1 == 20  # nothing is in the log twice
     resumed.close()
 
@@ -469,7 +470,7 @@ def test_the_log_is_never_far_behind_on_a_quiet_cluster(tmp_path):
 
     run = anyk.train(Squares(2), "uncoded", cluster, steps=4, out=tmp_path / "run", callbacks=[Watching(watch)])
     run.close()
-    assert all(written is None or made - written <= 4 for made, written in seen)
+    assert all(written is None or version - written <= 4 for version, written in seen)
 
 
 # ----------------------------------------------------------------------------------------------- refusals
@@ -587,14 +588,14 @@ def test_a_run_ended_by_its_seconds_loses_no_event(tmp_path, spec):
     optimizer = anyk.optimizers.GD(lr=0.05)
     anyk.train(Squares(6), spec, cluster, optimizer=optimizer, seconds=2.0, out=tmp_path / "run").close()
     resumed = anyk.resume(tmp_path / "run", problem=Squares(6), steps=60)
-    whole = anyk.train(Squares(6), spec, Simulated(6, delays=EXP, seed=1), optimizer=optimizer, steps=60)
-    assert resumed.seconds == whole.seconds
-    assert resumed.model.tobytes() == whole.model.tobytes()
+    uninterrupted = anyk.train(Squares(6), spec, Simulated(6, delays=EXP, seed=1), optimizer=optimizer, steps=60)
+    assert resumed.seconds == uninterrupted.seconds
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
     resumed.close()
 
 
 @pytest.mark.slow
-def test_a_checkpoint_between_any_two_events_of_real_workers_can_be_resumed(tmp_path):
+def test_a_checkpoint_between_any_two_events_can_be_resumed(tmp_path):
     """Messages that are in but not yet told to the driver are not forgotten."""
     optimizer = anyk.optimizers.GD(lr=0.5)
 
@@ -629,7 +630,7 @@ class _Screen:
         self.lines.append(text)
 
 
-def test_progress_says_what_goes_on_between_steps_and_counts_workers(monkeypatch):
+def test_progress_tells_what_happens_between_steps(monkeypatch):
     monkeypatch.setattr("anyk.runs.live_progress._PLAIN", 0.0)
     monkeypatch.setattr(Evaluator, "_evaluate_sometimes", lambda _: None)  # something is left to evaluate at the end
     screen = _Screen()
@@ -662,3 +663,11 @@ def test_a_trace_has_the_rounds_that_took_no_time():
     assert seconds.shape == (20, 6) and not censored.any()
     assert (seconds.max(axis=1) == 0).any() and seconds.max(axis=1).sum() == took
     assert (seconds == np.transpose([delays.draws(1, i, 0, 20) for i in range(6)])).all()
+
+
+def test_receipts_are_found_by_the_numbers_of_the_history() -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    run = anyk.train(problem, "frc:load=2", "simulated", workers=4, steps=3)
+    assert [run.receipt(step).version for step in run.history["step"][1:]] == [1, 2, 3]
+    with pytest.raises(BadInput, match="version must be a whole number"):
+        run.receipt("first")  # type: ignore[arg-type]

@@ -61,13 +61,13 @@ def test_the_scale_of_a_step_is_the_strategys():
     assert {step.scale for step in anyk.rounds(PROBLEM, "uncoded", simulated(), steps=5)} == {1.0}
 
 
-def test_the_first_gradient_is_that_of_the_objective_and_what_was_handed_out_stays_as_it_is():
+def test_gradients_of_a_loop_are_the_objectives_and_stay():
     problem = anyk.problems.from_data("synthetic:rows=60,features=3", l2=0.1)
-    kept = []
+    gradients = []
     for step in anyk.rounds(problem, "frc:load=2", simulated(), steps=4):
-        kept.append((step, step.gradient.copy(), step.model.copy()))
+        gradients.append((step, step.gradient.copy(), step.model.copy()))
         step.model = step.model - 0.5 * step.gradient  # assigned, not changed in place
-    for (step, gradient, model), (_, _, following) in pairwise(kept):
+    for (step, gradient, model), (_, _, following) in pairwise(gradients):
         for i in range(problem.dimension):
             nudge = np.zeros(problem.dimension)
             nudge[i] = 1e-6
@@ -109,7 +109,7 @@ def test_the_step_at_which_a_loop_is_left_is_the_last_one(cluster):
 
 
 @pytest.mark.parametrize("cluster", [simulated, lambda: anyk.clusters.Processes(3)])
-def test_an_exception_in_the_loop_is_the_callers_and_ends_the_run(cluster):
+def test_an_exception_in_the_loop_ends_the_run(cluster):
     loop = anyk.rounds(PROBLEM, "uncoded", cluster(), steps=50)
     with pytest.raises(ZeroDivisionError):
         for step in loop:
@@ -133,7 +133,7 @@ def test_what_a_run_fails_of_reaches_the_loop():
     assert not began()
 
 
-def test_a_failure_of_the_step_at_which_a_loop_is_left_is_told_by_its_run():
+def test_a_failure_of_a_loops_last_step_is_told_by_its_run():
     loop = anyk.rounds(PROBLEM, "uncoded", simulated(), steps=50)
     for step in loop:
         step.model[:] = np.nan
@@ -265,9 +265,9 @@ def test_it_begins_where_the_module_stands():
     same = copy.deepcopy(module)
     start = np.concatenate([flat(module[0]), flat(module[4])])
     _, step = stepping(module)
-    for given in anyk.rounds(problem, "frc:load=2", simulated(), steps=5, into=module):
-        if given.number == 0:
-            assert np.array_equal(given.model, start)
+    for handed in anyk.rounds(problem, "frc:load=2", simulated(), steps=5, into=module):
+        if handed.number == 0:
+            assert np.array_equal(handed.model, start)
         step()
     plain(same, X, y, 5)
     assert np.abs(flat(module) - flat(same)).max() < 1e-12
@@ -280,9 +280,9 @@ def test_a_loop_left_early_leaves_run_and_module_alike():
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
     _, step = stepping(module)
     loop = anyk.rounds(problem, "uncoded", simulated(), steps=30, into=module, evaluate="every=30")
-    for given in loop:
+    for handed in loop:
         step()
-        if given.number == 2:
+        if handed.number == 2:
             break
     assert loop.run.steps == 3
     assert np.array_equal(loop.run.model, np.concatenate([flat(module[0]), flat(module[4])]))
@@ -307,10 +307,10 @@ def test_a_script_on_processes_goes_on_as_it_did():
     module, same = network(), network()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
     optimizer, step = stepping(module)
-    for given in anyk.rounds(problem, "frc:load=2", anyk.clusters.Processes(2), steps=10, into=module):
+    for handed in anyk.rounds(problem, "frc:load=2", anyk.clusters.Processes(2), steps=10, into=module):
         step()
         optimizer.zero_grad()  # after the step it does no harm
-        if given.number == 7:
+        if handed.number == 7:
             break
     plain(same, X, y, 8)
     assert np.abs(flat(module) - flat(same)).max() < 1e-12
@@ -349,7 +349,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_running_statistics_are_those_of_the_parameters_whenever_somebody_looks(look):
+def test_running_statistics_are_always_of_the_parameters(look):
     X, y = samples()
     module = Nested()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
@@ -358,20 +358,20 @@ def test_running_statistics_are_those_of_the_parameters_whenever_somebody_looks(
     for step in loop:
         optimizer.step()
         if step.number in (1, 4):
-            there = problem.module_at(np.concatenate([p.detach().numpy().reshape(-1) for p in module.parameters()]))
-            expected = there.state_dict() | {"outputs": there(X)}
+            reference = problem.module_at(np.concatenate([p.detach().numpy().reshape(-1) for p in module.parameters()]))
+            expected = reference.state_dict() | {"outputs": reference(X)}
             seen = {name: value.clone() for name, value in look(module, X).items()}
             assert {"first.1.running_mean", "first.1.running_var", "first.1.num_batches_tracked"} <= set(seen)
             for name, value in seen.items():
                 assert torch.equal(value, expected[name]), name
             assert module.training
-            kept = copy.deepcopy(module)
-    for name, value in kept.state_dict().items():  # a copy stays as it was
+            before = copy.deepcopy(module)
+    for name, value in before.state_dict().items():  # a copy stays as it was
         assert torch.equal(value, expected[name]), name
-    assert not torch.equal(module.first[1].running_mean, kept.first[1].running_mean)
+    assert not torch.equal(module.first[1].running_mean, before.first[1].running_mean)
 
 
-def test_a_batch_norm_on_one_worker_is_that_of_training_in_one_process():
+def test_a_batch_norm_on_one_worker_is_that_of_one_process():
     X, y = samples()
     alone, module = Nested(), Nested()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
@@ -384,9 +384,9 @@ def test_a_batch_norm_on_one_worker_is_that_of_training_in_one_process():
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     for _ in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(1), steps=6, into=module, evaluate=None):
         optimizer.step()
-    found = module.state_dict()
+    state = module.state_dict()
     for name, value in alone.state_dict().items():
-        assert torch.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
+        assert torch.allclose(state[name], value, rtol=1e-12, atol=1e-12), name
 
 
 @pytest.mark.parametrize("body", ["erased", "zeroed", "other", "none", "in place", "left", "torch", "late"])
@@ -400,9 +400,9 @@ def test_a_loop_that_changes_nothing_is_warned_of(body):
 
     def train():
         if body == "torch":
-            with anyk.torch.Optimizer(optimizer, problem, "uncoded", simulated()) as own:
+            with anyk.torch.Optimizer(optimizer, problem, "uncoded", simulated()) as stepper:
                 for _ in range(4):
-                    own.step()
+                    stepper.step()
             return
         for step in anyk.rounds(problem, "uncoded", simulated(), steps=6, into=module, evaluate=None):
             if body in ("erased", "zeroed"):
@@ -431,7 +431,7 @@ def test_a_run_of_a_loop_is_not_resumed_without_it(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["limit", "break", "error"])
-def test_after_the_loop_running_statistics_are_right_and_nothing_stays_in_the_module(how):
+def test_after_the_loop_running_statistics_are_right(how):
     X, y = samples()
     module = Nested()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y), held_out=(X, y))
@@ -447,7 +447,9 @@ def test_after_the_loop_running_statistics_are_right_and_nothing_stays_in_the_mo
     except ZeroDivisionError:
         pass
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    assert all(not part._forward_pre_hooks and not part._state_dict_pre_hooks for part in module.modules())
+    assert all(
+        not module_part._forward_pre_hooks and not module_part._state_dict_pre_hooks for module_part in module.modules()
+    )
     expected = dict(problem.module_at(loop.run.model).named_buffers())
     assert buffers.keys() == expected.keys()
     assert all(torch.equal(buffers[name], expected[name]) for name in expected)

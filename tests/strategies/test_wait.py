@@ -272,7 +272,7 @@ class Remembering(NamedTuple):
     recent: tuple[float, ...] = ()
 
 
-def test_an_adapting_deadline_is_median_plus_deviations_of_what_was_seen() -> None:
+def test_an_adapting_deadline_is_median_plus_deviations() -> None:
     rule = Adaptive(3.0)
     seen = tuple(
         1.0 + 0.1 * (i % 5) for i in range(40)
@@ -289,7 +289,7 @@ def test_an_adapting_deadline_is_median_plus_deviations_of_what_was_seen() -> No
         wait_rule("-1mad", replies=30)
 
 
-def test_a_run_with_an_adapting_deadline_says_so_and_leaves_the_slow_behind() -> None:
+def test_a_run_with_an_adapting_deadline_leaves_the_slow_behind() -> None:
     import anyk
 
     cluster = anyk.cluster("simulated", workers=10, delays="bimodal:fast=0.1,slow=5,probability=0.1", seed=1)
@@ -303,7 +303,7 @@ def test_a_run_with_an_adapting_deadline_says_so_and_leaves_the_slow_behind() ->
 # ------------------------------------------------------------------------------------------- rules of plug-ins
 
 
-def test_a_registered_rule_is_read_written_and_resumed_as_a_built_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_rule_works_as_a_built_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anyk.strategies.wait_rules, "entries", dict(anyk.strategies.wait_rules.entries))
 
     @anyk.strategies.register_wait("quorum")

@@ -42,15 +42,15 @@ def test_nothing_breaks_in_folders() -> None:
 def test_a_seed_determines_every_call() -> None:
     """Also the seed's deviations alone do, without any random number."""
     for seed in (4, 5, 6):
-        first, again = World(seed), World(seed)
-        assert first.run().trace == again.run().trace
+        first, second = World(seed), World(seed)
+        assert first.run().trace == second.run().trace
         only = World(seed, only=first.choices.deviations)
         assert only.run().trace == first.kernel.trace
     for seed in (3, 4, 12):
         options = in_folder(seed)
-        one, again = (FolderWorld(seed, options=options).run() for _ in range(2))
+        one, second = (FolderWorld(seed, options=options).run() for _ in range(2))
         only_in_folder = FolderWorld(seed, options=options, only=one.deviations).run()
-        assert only_in_folder.trace == one.trace == again.trace
+        assert only_in_folder.trace == one.trace == second.trace
 
 
 def focused(safeguard: Safeguard, seed: int) -> Options:
@@ -59,8 +59,8 @@ def focused(safeguard: Safeguard, seed: int) -> Options:
     strategy = safeguard.strategies[seed % len(safeguard.strategies)]
     families = {*options.families, *safeguard.families} - set(SYSTEM if safeguard.cluster == "ray" else ())
     rate = max(options.rate, 0.01) if safeguard.families else options.rate
-    own = {"cluster": safeguard.cluster, "strategy": strategy, "families": tuple(sorted(families))}
-    return replace(options, rate=rate, most=min(options.most, safeguard.most), **own)
+    settings = {"cluster": safeguard.cluster, "strategy": strategy, "families": tuple(sorted(families))}
+    return replace(options, rate=rate, most=min(options.most, safeguard.most), **settings)
 
 
 def in_a_folder(safeguard: Safeguard, seed: int) -> Options:
@@ -69,8 +69,8 @@ def in_a_folder(safeguard: Safeguard, seed: int) -> Options:
     assert options.folder is not None
     strategy = safeguard.strategies[seed % len(safeguard.strategies)]
     folder = replace(options.folder, rate=0.02)
-    own = {"cluster": safeguard.cluster, "strategy": strategy, "families": safeguard.families, "folder": folder}
-    return replace(options, most=min(options.most, 20), **own)
+    settings = {"cluster": safeguard.cluster, "strategy": strategy, "families": safeguard.families, "folder": folder}
+    return replace(options, most=min(options.most, 20), **settings)
 
 
 def noticed(safeguard: Safeguard, seeds: int, options: Callable[[Safeguard, int], Options]) -> Failure:

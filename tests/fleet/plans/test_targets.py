@@ -75,8 +75,8 @@ def test_seconds_to_the_target_are_those_of_training(plan: Any) -> None:
     families = {one.spec.partition(":")[0]: one for one in reversed(plan.candidates)}
     assert {"frc", "async", "uncoded"} <= set(families)
     for one in (families["frc"], families["async"]):
-        held = [one.arrival.holds(trained(one, seed)) for seed in range(5)]
-        assert sum(held) >= 4, (one.spec, one.arrival)
+        within = [one.arrival.holds(trained(one, seed)) for seed in range(5)]
+        assert sum(within) >= 4, (one.spec, one.arrival)
 
 
 def test_every_strategy_has_a_learning_rate_of_its_own(plan: Any) -> None:
@@ -94,7 +94,7 @@ def test_every_strategy_has_a_learning_rate_of_its_own(plan: Any) -> None:
 
 
 @pytest.mark.slow
-def test_where_todays_strategy_never_comes_there_gains_are_at_least_so() -> None:
+def test_gains_over_a_strategy_that_fails_are_lower_bounds() -> None:
     """A worker with data of its own that is never waited for: only strategies that take it in come to the target."""
     slow = np.ones((30, N))
     slow[:, 0] = 20.0
@@ -102,32 +102,32 @@ def test_where_todays_strategy_never_comes_there_gains_are_at_least_so() -> None
     X = np.zeros((60, 2))
     X[:10, 0], X[10:, 1] = random.normal(size=10), random.normal(size=50)  # the first worker's rows know the first
     y = X @ [3.0, 1.0]
-    found = anyk.plan(
+    plan = anyk.plan(
         Record(slow, load=1 / N), slope=0.0, today="k-sync:k=5", target=0.02, resamples=50, runs=60, optimizer="gd", lr=2.0,
         evaluate="every=2",
         problem=anyk.problems.LeastSquares(X, y, l2=0.0, X_test=X, y_test=y),
         among=lambda strategy: strategy.spec in ("uncoded", "frc:stragglers=1", "frc:stragglers=2", "uncoded:wait=5"),
     )  # fmt: skip
-    assert found.verdict == "change" and found.best.spec == "frc:stragglers=1" and found.best.gain.median > 0.8
-    assert any("'uncoded:wait=5' had not reached the target" in text for text in found.assumptions)
+    assert plan.verdict == "change" and plan.best.spec == "frc:stragglers=1" and plan.best.gain.median > 0.8
+    assert any("'uncoded:wait=5' had not reached the target" in assumption for assumption in plan.assumptions)
 
 
 def test_seeds_with_which_todays_strategy_was_given_up_are_told(monkeypatch: Any) -> None:
     monkeypatch.setattr("anyk.fleet.plans.targets._SEED_PATIENCE", 0.01)
-    found = anyk.plan(
+    plan = anyk.plan(
         Record(times(), load=1 / N), slope=2.4, problem=problem(), target=TARGET, lr=0.2, resamples=20, runs=30,
         optimizer="gd", today="async", among=lambda strategy: strategy.spec == "async",
     )  # fmt: skip
-    assert any("'async' reached the target with 0 of 5 seeds; the others count as" in one for one in found.assumptions)
+    assert any("'async' reached the target with 0 of 5 seeds; the others count as" in one for one in plan.assumptions)
 
 
-def test_a_target_that_is_reached_in_one_step_is_planned_for_without_a_warning() -> None:
+def test_a_target_reached_in_one_step_gives_no_warning() -> None:
     """Steps of asynchronous SGD that are taken at one moment take no time."""
-    found = anyk.plan(
+    plan = anyk.plan(
         Record(np.ones((30, N)), load=1 / N), slope=0.0, problem=problem(), target=5.0, resamples=20, runs=30, lr=0.4,
         optimizer="gd", among=lambda strategy: strategy.spec in ("uncoded", "async"),
     )  # fmt: skip
-    assert found.horizon == 1 and found.today.steps_to_target == 1.0
+    assert plan.horizon == 1 and plan.today.steps_to_target == 1.0
 
 
 def test_mini_batches_have_as_many_samples_as_todays() -> None:
@@ -139,11 +139,9 @@ def test_mini_batches_have_as_many_samples_as_todays() -> None:
     with pytest.raises(BadInput, match="cannot have 4 samples"):
         build_candidate("uncoded", N, 1, batch=4)
     record = Record(times(), load=1 / N)
-    found = anyk.plan(record, today="uncoded:batch=4", slope=0.0, resamples=50)
-    assert found.best.spec != "uncoded:batch=4"
-    assert all(
-        batch_of(anyk.strategy(one.spec, workers=N)) == pytest.approx(4 * N, rel=0.1) for one in found.candidates
-    )
+    plan = anyk.plan(record, today="uncoded:batch=4", slope=0.0, resamples=50)
+    assert plan.best.spec != "uncoded:batch=4"
+    assert all(batch_of(anyk.strategy(one.spec, workers=N)) == pytest.approx(4 * N, rel=0.1) for one in plan.candidates)
 
 
 def test_a_promise_of_a_target_is_run_and_checked(plan: Any, tmp_path: Path) -> None:
@@ -154,14 +152,14 @@ def test_a_promise_of_a_target_is_run_and_checked(plan: Any, tmp_path: Path) -> 
     assert promise == plan.promise
     cluster = anyk.clusters.Simulated(N, delays=Table(times(), by="round"))
     run = anyk.train(problem(), promise, cluster)
-    found = anyk.check(run, record=Record(times(), load=1 / N))
-    assert run.config.target == TARGET and found.held and "the target took" in found.sentence
+    check = anyk.check(run, record=Record(times(), load=1 / N))
+    assert run.config.target == TARGET and check.held and "the target took" in check.sentence
     slow = anyk.train(problem(), promise, anyk.clusters.Simulated(N, delays=Table(times(), by="round")),
                       optimizer=anyk.optimizers.GD(lr=promise.learning_rate / 8))  # fmt: skip
-    found = anyk.check(slow, record=Record(times(), load=1 / N))
-    assert not found.held and found.broke == "steps" and found.parts is not None
-    assert sum(found.parts.values()) == found.measured.seconds - found.promised.seconds
-    assert found.measured.steps == slow.steps > 2 * found.promised.steps
+    check = anyk.check(slow, record=Record(times(), load=1 / N))
+    assert not check.held and check.broke == "steps" and check.parts is not None
+    assert sum(check.parts.values()) == check.measured.seconds - check.promised.seconds
+    assert check.measured.steps == slow.steps > 2 * check.promised.steps
 
 
 def test_the_command_line_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +171,13 @@ def test_the_command_line_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.
             main, ["plan", str(record), "--slope", "0", "--resamples", "20", "--max-load", "0.2", *more]
         )
 
-    made = run("--data", DATA, "--target", "0.95", "--runs", "30", "--lr", "0.5", "--exact", "--json", str(tmp_path / "p.json"),
+    result = run("--data", DATA, "--target", "0.95", "--runs", "30", "--lr", "0.5", "--exact", "--json", str(tmp_path / "p.json"),
                "-o", str(tmp_path / "plan.toml"))  # fmt: skip
-    assert made.exit_code == 0 and "seconds to" in made.output and "training to the target: 1 strategy" in made.output
+    assert (
+        result.exit_code == 0
+        and "seconds to" in result.output
+        and "training to the target: 1 strategy" in result.output
+    )
     plain = json.loads((tmp_path / "p.json").read_text(), parse_constant=pytest.fail)  # no NaN
     assert plain["target"] == 0.95 and plain["best"]["seconds_to_target"] == plain["best"]["arrival"]["median"]
     ran = CliRunner().invoke(main, ["train", "--plan", str(tmp_path / "plan.toml"), "--data", DATA, "--quiet",
@@ -202,7 +204,7 @@ def test_the_command_line_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.
         )  # fmt: skip
 
 
-def test_vectors_are_counted_as_the_definitions_of_strategies_say() -> None:
+def test_vectors_are_counted_as_strategies_define_them() -> None:
     """Sent in a step, of 6 workers: to each and back, of those given new work; each neighbour's model; compressed."""
     fleet = MeasuredFleet(1.0 + np.random.default_rng(0).exponential(1.0, (12, 6)), np.zeros((12, 6), bool), 1 / 6, 0.0)
     share = anyk.compression.compressor("top-k:share=0.1").size(50, 4) / 200
@@ -213,12 +215,12 @@ def test_vectors_are_counted_as_the_definitions_of_strategies_say() -> None:
         "compressed:of=(pasgd:tau=5),by=(top-k:share=0.1)": 6 + 6 * share,
     }  # fmt: skip
     for spec, vectors in sent.items():
-        found = fleet.quality(anyk.strategy(spec, workers=6), VectorSize(50, 4)).vectors
-        assert found == pytest.approx(vectors), spec
+        counted = fleet.quality(anyk.strategy(spec, workers=6), VectorSize(50, 4)).vectors
+        assert counted == pytest.approx(vectors), spec
     # the model and a sum; with local steps, a model and an optimiser's state (of Adam's, 2) besides; what is left out
-    held = {"async": 2, "dpsgd:graph=ring": 5, "pasgd:tau=5,inner=adamw": 6}
-    held |= {"compressed:of=(uncoded),by=(top-k:share=0.1)": 3, "compressed:of=(uncoded),by=(qsgd)": 2}
-    assert {spec: vectors_held(anyk.strategy(spec, workers=6), state=1) for spec in held} == held
+    expected = {"async": 2, "dpsgd:graph=ring": 5, "pasgd:tau=5,inner=adamw": 6}
+    expected |= {"compressed:of=(uncoded),by=(top-k:share=0.1)": 3, "compressed:of=(uncoded),by=(qsgd)": 2}
+    assert {spec: vectors_held(anyk.strategy(spec, workers=6), state=1) for spec in expected} == expected
 
 
 def test_a_target_that_the_initial_model_meets_is_refused() -> None:

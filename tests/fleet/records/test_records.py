@@ -44,12 +44,12 @@ def test_a_record_is_written_and_read_back(rounds: int, workers: int, seed: int,
             assert same(record, read(Path(folder) / f"x.{ending}")), ending
 
 
-def test_joined_records_follow_each_other_and_match_workers_by_name() -> None:
+def test_joined_records_match_workers_by_name() -> None:
     one, two = Record([[1.0, 2.0]], workers=(1, 2)), Record([[4.0, 3.0]], workers=(3, 2))
-    whole = joined([one, two])
-    assert whole.workers == (1, 2, 3) and whole.gaps == 2
-    assert np.array_equal(whole.seconds, [[1.0, 2.0, np.nan], [np.nan, 3.0, 4.0]], equal_nan=True)
-    assert whole.vanished() == ["worker 1 is not measured after round 0"]
+    record = joined([one, two])
+    assert record.workers == (1, 2, 3) and record.gaps == 2
+    assert np.array_equal(record.seconds, [[1.0, 2.0, np.nan], [np.nan, 3.0, 4.0]], equal_nan=True)
+    assert record.vanished() == ["worker 1 is not measured after round 0"]
     with pytest.raises(BadInput, match="at different loads"):
         joined([Record([[1.0]], load=0.5), Record([[1.0]], load=0.25)])
 
@@ -155,7 +155,7 @@ def test_folders_and_tables_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "race.toml").write_text("")
     with pytest.raises(BadInput, match="is not a run folder"):
         read(tmp_path)
-    for wrong, why in (
+    for wrong, sentence in (
         ({"seconds": [[1.0, np.nan], [2.0, np.nan]]}, "worker 1 has no times"),
         ({"seconds": [[np.nan]]}, "but has none"),
         ({"seconds": [1.0]}, "rounds x workers"),
@@ -166,7 +166,7 @@ def test_folders_and_tables_that_are_none(tmp_path: Path) -> None:
             "load is the share of the data that each worker computes, 0 to 1, got 30",
         ),
     ):
-        with pytest.raises(BadInput, match=why):
+        with pytest.raises(BadInput, match=sentence):
             Record(**wrong)  # type: ignore[arg-type]
 
 
@@ -193,7 +193,7 @@ def test_the_command_says_the_load_of_records_that_do_not(tmp_path: Path, monkey
         assert done.exit_code == 0, done.output
     with pytest.raises(BadInput, match=r"two records with different loads \(anyk record --load adds"):
         anyk.plan("lean", other="full.csv")
-    found = anyk.plan("lean.csv", other="full.csv", resamples=20)
-    assert found.slopes == pytest.approx([2.0] * 4)
+    plan = anyk.plan("lean.csv", other="full.csv", resamples=20)
+    assert plan.slopes == pytest.approx([2.0] * 4)
     done = CliRunner().invoke(main, ["record", "lean.csv", "--load", "0.5", "-o", "other.csv"])
     assert done.exit_code == 2 and "itself has a load of 0.25, not 0.5" in done.output

@@ -25,15 +25,13 @@ def test_chances_of_missing_groups_by_enumeration(n: int, c: int, r: int) -> Non
     first, second = set(range(c)), set(range(c, 2 * c))
     p = np.mean([not first & chosen for chosen in sets])
     q = np.mean([not first & chosen or not second & chosen for chosen in sets])
-    found = missing(n, c, r)
-    assert found == pytest.approx((p, q), abs=1e-12)
-    assert found.one <= found.either <= 2 * found.one and found.one <= exp(-c * r / n)
+    chance = missing(n, c, r)
+    assert chance == pytest.approx((p, q), abs=1e-12)
+    assert chance.one <= chance.either <= 2 * chance.one and chance.one <= exp(-c * r / n)
 
 
 @pytest.mark.parametrize(("partitions", "load", "replies"), [(24, 4, 5), (6, 1, 7), (24, 6, 3)])
-def test_chances_and_seconds_for_more_or_fewer_partitions_than_workers(
-    partitions: int, load: int, replies: int
-) -> None:
+def test_chances_and_seconds_for_any_number_of_partitions(partitions: int, load: int, replies: int) -> None:
     """Workers and partitions in anyk's own repetition code; every set of replies, and 40,000 steps."""
     code = anyk.code(f"frc:load={load},partitions={partitions}", workers=12)
     p, q = missing(12, load, replies, partitions=partitions)
@@ -67,7 +65,7 @@ def test_seconds_of_a_step_by_monte_carlo(load: int) -> None:
     assert printed < 0.85 * done.mean()  # it is too small, for the load 1 as well
 
 
-def test_theorem_3_holds_with_the_corrected_term_and_not_as_printed() -> None:
+def test_theorem_3_holds_with_the_corrected_term_only() -> None:
     n, c = 30, 3
     steps = seconds_bound("exact", 0.01, 1.0, 4.0, 1.0, n, c) / ((c * np.log(n / c) + 2 * c) / n)
     time = step_seconds(n, c, rate=1 / c)
@@ -164,8 +162,8 @@ def test_what_an_adversary_needs_to_know() -> None:
     errors = {knows: chosen_stragglers(sbc, 10, knows=knows)[1].residual ** 2 for knows in KNOWLEDGE}
     assert errors["code"] >= errors["overlaps"] - 1e-12 and errors["overlaps"] > 2 * errors["nothing"]
     lost = chosen_stragglers(sbc, 10, knows="overlaps")[0]
-    held = [set(sbc.assignment[i]) for i in lost]
-    assert all(any(a & b for b in held if b is not a) for a in held)  # a community
+    blocks = [set(sbc.assignment[i]) for i in lost]
+    assert all(any(a & b for b in blocks if b is not a) for a in blocks)  # a community
     design = anyk.code("bibd", workers=13)
     assert len({round(chosen_stragglers(design, 5, knows=knows)[1].residual, 9) for knows in KNOWLEDGE}) == 1
 
@@ -173,25 +171,25 @@ def test_what_an_adversary_needs_to_know() -> None:
 @pytest.mark.slow
 def test_thresholds() -> None:
     """Value of the gallery: an error of 0.1 takes 14 of 31 under PG(2, 5) and 6 under FRC of the same load."""
-    for spec, workers, error, known in (
+    for spec, workers, error, expected in (
         ("bibd", 31, 0.1, 14), ("frc:stragglers=5", 31, 0.1, 6), ("uncoded", 10, 0.1, 1), ("frc:load=5", 5, 0.5, None),
     ):  # fmt: skip
-        found = adversarial_threshold(anyk.code(spec, workers=workers), error)
-        assert (found.stragglers, found.found) == (known, "exact")
+        threshold = adversarial_threshold(anyk.code(spec, workers=workers), error)
+        assert (threshold.stragglers, threshold.found) == (expected, "exact")
     small = anyk.code("cyclic:stragglers=2", workers=7)
     for error in (0.05, 0.2, 0.5):
         exhaustive = next(
             (f for f in range(7) for lost in combinations(range(7), f)
              if small.decode([i for i in range(7) if i not in lost]).residual ** 2 >= error - 1e-12), None,
         )  # fmt: skip
-        found = adversarial_threshold(small, error)
-        assert (found.stragglers, found.found) == (exhaustive, "exact")
+        threshold = adversarial_threshold(small, error)
+        assert (threshold.stragglers, threshold.found) == (exhaustive, "exact")
     for spec, workers in (("bibd", 13), ("biregular:load=3", 13), ("expander:load=4", 14), ("kronecker", 12)):
         code = anyk.code(spec, workers=workers)
         for error in (0.05, 0.2, 0.5):
-            bound, found = threshold_bound(code, error), adversarial_threshold(code, error)
-            assert found.found == "exact" and bound is not None and bound <= (found.stragglers or workers)
-            assert spec != "bibd" or bound == found.stragglers
+            bound, threshold = threshold_bound(code, error), adversarial_threshold(code, error)
+            assert threshold.found == "exact" and bound is not None and bound <= (threshold.stragglers or workers)
+            assert spec != "bibd" or bound == threshold.stragglers
     assert threshold_bound(small, 0.2) is None
     with pytest.raises(BadInput, match="error must be a number above 0 and of at most 1, got 0"):
         adversarial_threshold(small, 0.0)

@@ -1,0 +1,63 @@
+"""Shared memory: mail boxes hold the newest order, however long it is."""
+
+import fcntl
+import os
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+import anyk
+from anyk.clusters.processes.memory import MailBox, Segment
+from anyk.testing import Squares
+
+
+def test_a_mail_box_grows_and_leaves_the_others_alone():
+    written = Segment.create(4096, "test")
+    read = Segment(os.dup(written.fd), 4096)
+    writers, readers = ([MailBox(segment, start, 256) for start in (0, 256)] for segment in (written, read))
+    letters = [b"short", b"a" * 224, b"b" * 225, b"c" * 5000, b"d" * 20_000, b"", b"e" * 7, b"f" * 30_000]
+    for i, letter in enumerate(letters):
+        writers[i % 2].put(letter)
+        writers[1 - i % 2].put(bytes(reversed(letter)) + b"!")
+        assert readers[i % 2].changed()
+        assert bytes(readers[i % 2].take()) == letter
+        assert bytes(readers[1 - i % 2].take()) == bytes(reversed(letter)) + b"!"
+        assert not readers[i % 2].changed()
+    late = Segment(os.dup(written.fd), 4096)  # of a worker that takes another's place
+    assert bytes(MailBox(late, 256, 256).take()) == b"f" * 30_000
+    for segment in (written, read, late):
+        segment.close()
+
+
+@dataclass(frozen=True)
+class Wide(anyk.codes.Code):
+    """Two workers who hold so much that a task takes 100 kB to say."""
+
+    workers: int = 2
+    spec = "wide"
+    partitions = 4000
+    tolerates = 0
+
+    @property
+    def rows(self):
+        return tuple((tuple(range(4000)), ((i + 1) / 3,) * 4000) for i in range(2))
+
+
+@pytest.mark.slow
+def test_tasks_may_be_of_any_length_on_processes():
+    trained = [
+        anyk.train(Squares(4000), Wide(), cluster, optimizer=anyk.optimizers.GD(0.1), steps=3)
+        for cluster in (anyk.clusters.Simulated(2), anyk.clusters.Processes(2))
+    ]
+    assert trained[0].model.tobytes() == trained[1].model.tobytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory files are Linux's")
+def test_shared_memory_cannot_be_cut_short() -> None:
+    segment = Segment.create(10_000, "tried")
+    with pytest.raises(PermissionError):
+        os.ftruncate(segment.fd, 100)
+    segment.grow(50_000)
+    assert segment.size == 50_000 and fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    segment.close()
