@@ -181,11 +181,10 @@ def from_spec(spec: str, workers: int) -> Strategy:
         fewest = specs.read(values.pop("fewest"), int, f"fewest in '{spec}'")
         partitions = specs.read(values.pop("partitions", "none"), int | None, f"partitions in '{spec}'")
         return for_fleet(from_spec(specs.show(name, values), workers), fewest, partitions)
-    if name in registry:
+    if name in registry.entries or (name not in codes.registry.entries and name in registry):
         return registry.build(spec, workers=workers)
-    names = tuple(entry.name for entry in codes.registry)
-    if name not in names:
-        registry.entry(name, also=names)
+    if name not in codes.registry:
+        registry.entry(name, also=tuple(codes.registry.entries))
     if "" in values:
         raise BadInput(f"'{values['']}' in '{spec}' should be key=value, as in name:key=value,key=value")
     own: dict[str, Any] = {
