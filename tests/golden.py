@@ -57,7 +57,8 @@ NOISE = 1e-9  # numbers below it are written as 0
 TOLERANCE = 1e-9  # of a sum, relative to the sum of absolute values
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 RENAMED: dict[str, str] = {}  # events and commands by their present class names: their names in the golden file
-TEXTS = {Failed: ("reason",), Lost: ("reason",), Stop: ("reason",)}  # fields for readers, which no decision depends on
+# fields that are left out: for readers, which no decision depends on, or that follow from the commands before
+TEXTS = {Failed: ("reason",), Lost: ("reason",), Stop: ("reason",), Reply: ("staleness",)}
 NUMBER = re.compile(r"-?[0-9]+(?:[.][0-9]+)?(?:e[-+]?[0-9]+)?")
 NOTED: tuple[tuple[str, int], ...] = (  # played with their notes
     ("uncoded:fewest=3", 6),

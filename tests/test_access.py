@@ -25,6 +25,7 @@ IMPORTS = {
     "__init__.py": "names of anyk itself",
     "cli/lists.py": "registries of anyk itself",
     "clusters/processes/forkserver.py": "modules that the driver has imported",
+    "installed.py": "plug-ins and commands of installed distributions",
     "named.py": "code that the user names, from folders only with trust",
     "optimizers/library_classes.py": "optimisers that the user names",
     "optimizers/torch_optimizers.py": "PyTorch",

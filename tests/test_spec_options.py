@@ -126,7 +126,7 @@ def _bracketed(text: str) -> str:
 @pytest.mark.parametrize("scaling", ["none", "conditional", "marginal"])
 def test_scaling_none_is_not_left_out(scaling: str) -> None:
     strategy = anyk.strategy(f"agc:load=3,wait=11,scaling={scaling}", workers=30)
-    assert strategy.scaling == scaling  # type: ignore[attr-defined]
+    assert strategy.work.scaling == scaling  # type: ignore[attr-defined]
 
 
 def test_scaling_none_counts_every_group_that_replied_once() -> None:

@@ -470,11 +470,10 @@ def test_a_strategy_is_built_again_from_its_spec(spec: str) -> None:
     assert again.layout == made.layout
     if isinstance(made, strategies.Rounds):
         assert (again.code, again.scaling_used, again.cancel) == (made.code, made.scaling_used, made.cancel)
-        assert (again.enough, again.method, again.work, again.adapt) == (
+        assert (again.enough, again.work, again.changes) == (
             made.enough,
-            made.method,
             made.work,
-            made.adapt,
+            made.changes,
         )
     else:
         assert again.summary == made.summary

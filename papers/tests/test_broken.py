@@ -49,7 +49,7 @@ def words(name: str, data: Path | None) -> list[str]:
 
 def scaled_decoder(patch: Patch) -> None:
     """Every decoder's output times 0.3, with the residual of the right one where it is stated by the decoder."""
-    for method in (decoders.Own, decoders.LeastSquares, decoders.OneStep, decoders.Algorithmic):
+    for method in (decoders.Own, decoders.LeastSquaresMethod, decoders.OneStep, decoders.Algorithmic):
         weights = method.weights
         patch.setattr(method, "weights", lambda *args, weights=weights: 0.3 * weights(*args))
     select = repetition._GroupDecoder.select

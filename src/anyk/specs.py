@@ -21,6 +21,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
+from anyk import installed
 from anyk.errors import BadInput, UnknownName, suggest
 
 T = TypeVar("T")
@@ -117,9 +118,11 @@ def with_files(text: str, change: Callable[[str], str], *registries: Registry[An
     Raises :class:`~anyk.errors.BadInput` for file names that a spec cannot contain.
     """
     name, values = parse(text)
-    entry = next((registry.entries[name] for registry in registries if name in registry), None)
-    if entry is None:
+    known = [registry for registry in registries if name in registry.entries]  # before any plug-in is loaded
+    home = next(iter(known or [registry for registry in registries if name in registry]), None)
+    if home is None:
         return text
+    entry = home.entries[name]
     marks, first = entry.marks(), next(iter(entry.parameters()), "")
     changed = dict(values)
     for key, value in values.items():
@@ -216,12 +219,16 @@ def _show(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A name of a registry with the function that builds it, and its summary."""
+    """A name of a registry with the function that builds it, and its summary.
+
+    ``origin``: the installed distribution whose plug-in registered it; empty for anyk's own and all others.
+    """
 
     name: str
     build: Callable[..., T]
     supplied: tuple[str, ...]  # parameters that the caller adds to the spec's, such as the number of workers
     grid: Callable[[int], Iterable[str]] | None = None  # specs worth planning with, for a number of workers
+    origin: str = ""
 
     @property
     def summary(self) -> str:
@@ -274,7 +281,11 @@ def _resolved(source: Callable[..., Any], include_extras: bool) -> dict[str, Any
 
 @dataclass(slots=True)
 class Registry(Generic[T]):
-    """Names of one kind (``kind`` in the singular) with the functions that build them from specs."""
+    """Names of one kind (``kind`` in the singular) with the functions that build them from specs.
+
+    ``entries``: those registered so far. Looking up a name that is not among them, and going through all names, first
+    loads the plug-ins of installed distributions (:mod:`anyk.installed`).
+    """
 
     kind: str
     supplied: tuple[str, ...] = ()
@@ -289,23 +300,29 @@ class Registry(Generic[T]):
         """
 
         def add(build: Builder) -> Builder:
-            self.entries[name] = Entry(name, build, self.supplied, grid)
+            origin = installed.registering(self.kind, name, self.entries)
+            self.entries[name] = Entry(name, build, self.supplied, grid, origin)
             return build
 
         return add
 
     def __iter__(self) -> Iterator[Entry[T]]:
+        installed.load()
+        installed.tell_failures()
         return iter(self.entries.values())
 
     def __contains__(self, name: str) -> bool:
+        if name not in self.entries:
+            installed.load()
         return name in self.entries
 
     def entry(self, name: str, *, also: tuple[str, ...] = ()) -> Entry[T]:
         """Return the entry of a name; raise :class:`~anyk.errors.UnknownName` with the nearest registered one."""
-        if name in self.entries:
+        if name in self:
             return self.entries[name]
         names = [*self.entries, *also]
-        raise UnknownName(f"{self.kind} '{name}'", suggest(name, names, f"known: {', '.join(names)}", cutoff=0.5))
+        hint = suggest(name, names, f"known: {', '.join(names)}", cutoff=0.5)
+        raise UnknownName(f"{self.kind} '{name}'", "; ".join([hint, *installed.failures()]))
 
     def build(self, text: str, **supplied: Any) -> T:
         """Build the object of a spec; ``supplied``: the parameters that the caller adds."""

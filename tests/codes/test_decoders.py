@@ -19,7 +19,7 @@ from anyk.codes import (
     BernoulliCode,
     Code,
     Exact,
-    LeastSquares,
+    LeastSquaresMethod,
     OneStep,
     Own,
     Uncoded,
@@ -313,7 +313,7 @@ def test_algorithmic_decoding_descends_to_least_squares(spec: str, n: int) -> No
         replied = random.choice(n, r, replace=False)
         counts = [1, 2, 3, 5, 10, 50, 200]
         errors = [code.decode(replied, decoder=Algorithmic(k)).residual for k in counts]
-        best = code.decode(replied, decoder=LeastSquares()).residual
+        best = code.decode(replied, decoder=LeastSquaresMethod()).residual
         assert errors[0] <= 1.0 and all(
             later <= earlier + 1e-12 for earlier, later in zip(errors, errors[1:], strict=False)
         )
@@ -340,7 +340,7 @@ def test_methods_by_name_and_as_values_are_the_same(spec: str, n: int) -> None:
     code = made(spec, n)
     for name, value in (
         ("own", Own()),
-        ("least-squares", LeastSquares()),
+        ("least-squares", LeastSquaresMethod()),
         ("one-step", OneStep()),
         ("algorithmic", Algorithmic()),
     ):

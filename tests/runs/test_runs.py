@@ -570,7 +570,7 @@ def test_a_decode_that_would_amplify_float32_rounding_is_refused():
             return anyk.codes.LeastSquaresDecoder(self)
 
         def _solve(self, replies):
-            return anyk.codes.LeastSquares().weights(self, replies)
+            return anyk.codes.LeastSquaresMethod().weights(self, replies)
 
         def judge(self, weights):
             decoding = super().judge(weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -268,3 +268,16 @@ def test_a_wrong_rule_is_found_inside_a_combination() -> None:
 def test_a_rule_that_does_not_exist_is_bad_input() -> None:
     with pytest.raises(anyk.BadInput, match="no wait rule 'test-exacly'; did you mean 'test-exactly'"):
         check_wait_rule("test-exacly")
+
+
+def test_expected_seconds_that_a_simulation_does_not_confirm_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the fault is in the planner itself: the rule's own answers are right."""
+    right = anyk.strategies.Rounds.facts.fget  # type: ignore[attr-defined]
+
+    def wrong_facts(self: Any) -> Any:
+        facts = right(self)
+        return replace(facts, pace=lambda law: replace(facts.pace(law), seconds=2.0))
+
+    monkeypatch.setattr(anyk.strategies.Rounds, "facts", property(wrong_facts))
+    with pytest.raises(AssertionError, match="takes 2 s by required_replies.. and changes.., in a simulation"):
+        check_wait_rule("3")

@@ -43,7 +43,7 @@ def _build_named(spec: str) -> tuple[Any, str]:
     """Return the callback, and its name with absolute paths, which is valid in any folder."""
     where, _, function = spec.rpartition(":")
     module = all(part.isidentifier() for part in where.split("."))
-    if where not in registry and function.isidentifier() and (module or where.endswith(".py")):
+    if function.isidentifier() and (module or where.endswith(".py")) and where not in registry:
         build, whole = function_named(spec, "callback")
         return _build_custom(build, spec), whole
     name, keys = parse(spec)

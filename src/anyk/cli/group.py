@@ -6,12 +6,16 @@ import errno
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import click
 
+from anyk import installed
 from anyk.cli.output import drop_output, plain_where_needed, warn
 from anyk.errors import RAISED, BadInput, RunFailed, describe_error
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _PLACES = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # of a folder; files are checked earlier
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -58,11 +62,38 @@ class Listing(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands."""
-        rows = {name: (name, self.commands[name].get_short_help_str(1000)) for name in self.list_commands(ctx)}
+        rows = {name: (name, command.get_short_help_str(1000)) for name, command in self.commands.items()}
         _write_sections(formatter, rows, self.sections, "Commands")
 
 
 Listing.group_class = Listing
+
+
+def _installed_commands() -> dict[str, list[tuple[EntryPoint, str]]]:
+    """Return the commands of installed distributions by name, each with the distributions that have it."""
+    found: dict[str, list[tuple[EntryPoint, str]]] = {}
+    for point, name, version in installed.entry_points(installed.COMMANDS):
+        found.setdefault(point.name, []).append((point, f"{name} {version}"))
+    return found
+
+
+def _loaded_command(name: str, points: Sequence[tuple[EntryPoint, str]]) -> click.Command:
+    """Import a command of an installed distribution; raise BadInput if it is broken, or if two have its name."""
+    point, origin = points[0]
+    if len(points) > 1:
+        others = " and ".join(f"'{each}'" for _, each in points)
+        raise BadInput(f"the command '{name}' is in the distributions {others}; uninstall all but one")
+    try:
+        command = installed.imported(point)
+    except (Exception, SystemExit) as error:
+        raise BadInput(
+            f"the command '{name}' of the distribution '{origin}' cannot be loaded: {describe_error(error)}"
+        ) from None
+    if not isinstance(command, click.Command):
+        raise BadInput(
+            f"the command '{name}' of the distribution '{origin}' is {type(command).__name__}, not a click command"
+        )
+    return command
 
 
 def _here() -> bool:
@@ -95,8 +126,32 @@ class _Group(Listing):
         except click.UsageError as error:
             _refuse(ctx, error)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of anyk's commands and of those of installed distributions."""
+        return [*self.commands, *(name for name in _installed_commands() if name not in self.commands)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; that of an installed distribution is imported only now."""
+        command = super().get_command(ctx, cmd_name)
+        if command is None and (points := _installed_commands().get(cmd_name)):
+            return _loaded_command(cmd_name, points)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, and below them those of installed distributions, which are not imported for this."""
+        super().format_commands(ctx, formatter)
+        rows = []
+        for name, points in _installed_commands().items():
+            origins = " and ".join(f"'{origin}'" for _, origin in points)
+            taken = ", which cannot be reached: anyk has a command of this name" if name in self.commands else ""
+            rows.append((name, f"A command of {origins}{taken}."))
+        if rows:
+            with formatter.section("Installed distributions"):
+                formatter.write_dl(rows)
+
     def invoke(self, ctx: click.Context) -> object:
         plain_where_needed()
+        installed.tell = warn
         try:
             return super().invoke(ctx)
         except click.UsageError as error:

@@ -29,6 +29,12 @@ class _Kind(NamedTuple):
 
 KINDS = {
     "strategies": _Kind("anyk.strategies", "registry", "What a step waits for, and how it uses replies.", _STRATEGIES),
+    "wait-rules": _Kind(
+        "anyk.strategies",
+        "wait_rules",
+        "What rounds wait for, as wait=… takes it.",
+        "The short forms are a number, 0.75n, 5%, 0.5s and 3mad; rules are joined by | or &.",
+    ),
     "codes": _Kind(
         "anyk.codes",
         "registry",
@@ -65,6 +71,15 @@ KINDS = {
         "registry",
         "Callbacks, as --callback takes them.",
         "FILE.py:FUNCTION\n    One of yours, made by a function without arguments.",
+    ),
+    "records": _Kind(
+        "anyk.fleet",
+        "record_sources",
+        "What fleet records are read from.",
+        "'anyk record PATH' recognises which of them a file or folder is.",
+    ),
+    "exporters": _Kind(
+        "anyk.views", "exporters", "Formats of runs for other programs, as 'anyk export --to' takes them."
     ),
     "graphs": _Kind(
         "anyk.graphs",

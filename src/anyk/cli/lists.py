@@ -51,7 +51,8 @@ def list_kind(kind: str | None, workers: int | None, stragglers: int | None) -> 
     listed = KINDS[kind]
     entries = list(getattr(import_module(listed.module), listed.registry))
     below = [listed.also] * bool(listed.also)
-    say_result(*(f"{entry.usage()}\n    {entry.summary}" for entry in entries), *below)
+    origins = {entry.name: f" (from {entry.origin})" if entry.origin else "" for entry in entries}
+    say_result(*(f"{entry.usage()}\n    {entry.summary}{origins[entry.name]}" for entry in entries), *below)
     write_json([{"name": e.name, "usage": e.usage(), "summary": e.summary} for e in entries])
 
 

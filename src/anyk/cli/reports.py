@@ -10,7 +10,7 @@ import click
 from anyk.cli.group import main
 from anyk.cli.options import json_option, max_gb_option, plugin_option, writable
 from anyk.cli.output import check_file, say, warn, write_json
-from anyk.errors import BadInput
+from anyk.errors import BadInput, explaining
 
 
 @main.command()
@@ -100,9 +100,9 @@ def watch(folders: tuple[str, ...], port: int) -> None:
 @click.option(
     "--to",
     "kind",
-    type=click.Choice(["perfetto", "parquet", "csv"]),
+    metavar="SPEC",
     default="perfetto",
-    help="A trace for ui.perfetto.dev, or tables.",
+    help="perfetto: a trace for ui.perfetto.dev; parquet or csv: tables; others: see 'anyk list exporters'.",
 )
 @click.option(
     "-o",
@@ -110,8 +110,9 @@ def watch(folders: tuple[str, ...], port: int) -> None:
     metavar="PATH",
     help="The file, or for tables the folder, to write; default: named after the run, in the current folder.",
 )
+@plugin_option
 def export(run: str, kind: str, out: str | None) -> None:
-    """Export a run to other programs: a trace for ui.perfetto.dev, or its tables as Parquet or CSV.
+    """Export a run to other programs: a trace for ui.perfetto.dev, its tables as Parquet or CSV, or as a plug-in does.
 
     The tables are steps, chunks (every task, with its times and how it ended), events, works, reuses and notes.
 
@@ -120,20 +121,17 @@ def export(run: str, kind: str, out: str | None) -> None:
     anyk export runs/train-1 --to csv -o tables   tables/chunks.csv, …
     """
     from anyk.runs import Run
-    from anyk.views import save_perfetto, save_tables
+    from anyk.views import exporters
 
+    exporter = exporters.build(kind)
     with Run.open(run) as opened:
-        name = Path(run).resolve().name
-        if kind == "perfetto":
-            file = out or f"{name}.perfetto.json.gz"
-            check_file(file, "trace")
-            count = save_perfetto(opened, file)
-            say(f"trace: {file} ({count:,} events); open it at ui.perfetto.dev, which keeps it on your machine")
-            return
-        folder = out or f"{name}-tables"
-        counts = save_tables(opened, folder, "csv" if kind == "csv" else "parquet")
-        summary = ", ".join(f"{table} {count:,}" for table, count in counts.items())
-        say(f"tables: {folder} (rows: {summary})")
+        path = out or f"{Path(run).resolve().name}{exporter.ending}"
+        if not exporter.folder:
+            check_file(path, "export")
+        own = type(exporter).__module__.startswith("anyk.")
+        with contextlib.nullcontext() if own else explaining(f"the exporter '{kind}' failed"):
+            line = exporter.save(opened, Path(path))
+    say(line)
 
 
 @main.command()

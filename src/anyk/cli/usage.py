@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import click
 
@@ -34,7 +35,8 @@ def sentence(error: click.UsageError) -> str:
         return f"'{path}' takes no further argument, got '{unexpected[1]}'; see '{path} --help'"
     unknown = re.fullmatch(r"No such command ['\"](.*?)['\"]\.?.*", error.message, re.DOTALL)
     if unknown is not None and isinstance(command, click.Group):
-        return f"'{path}' has no command '{unknown[1]}'; {_other_command(unknown[1], path, command)}"
+        names = command.commands if error.ctx is None else command.list_commands(error.ctx)
+        return f"'{path}' has no command '{unknown[1]}'; {_other_command(unknown[1], path, names)}"
     message = error.message.rstrip(".")
     return f"{message[:1].lower()}{message[1:]}; see '{path} --help'"
 
@@ -48,12 +50,12 @@ def _instead(error: click.NoSuchOption, path: str, command: click.Command | None
     return suggest(name, flags, f"see '{path} --help'")
 
 
-def _other_command(name: str, path: str, command: click.Group) -> str:
+def _other_command(name: str, path: str, commands: Iterable[str]) -> str:
     """Return the command that was meant, or how to see all."""
     if path == "anyk" and name in KINDS:
         return f"'anyk list {name}' lists them"
-    known = ", ".join(command.commands)
-    return suggest(name, command.commands, f"its commands: {known}" if path != "anyk" else "see 'anyk --help'")
+    known = ", ".join(commands)
+    return suggest(name, commands, f"its commands: {known}" if path != "anyk" else "see 'anyk --help'")
 
 
 def _of_value(error: click.BadParameter) -> str:

@@ -34,7 +34,7 @@ from anyk.codes.decoders import (
     Selection,
     method,
 )
-from anyk.codes.made import CodeType, ReadOnly, fixed_property, valid_matrix
+from anyk.codes.made import CodeType, ReadOnlyArrays, fixed_property, valid_matrix
 from anyk.errors import BadInput
 from anyk.specs import show
 
@@ -65,7 +65,7 @@ class Policy:
             raise BadInput(f"every, the steps after which a code is relearned, must be at least 1, got {self.every}")
 
 
-class _CodeRows(ReadOnly, metaclass=CodeType):
+class _CodeRows(ReadOnlyArrays, metaclass=CodeType):
     """The facts of a code that follow from its rows."""
 
     workers: int

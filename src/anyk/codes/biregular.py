@@ -10,7 +10,7 @@ from anyk import keyed
 from anyk.arrays import Floats, Indices
 from anyk.checks import AtLeastOne, value_class
 from anyk.codes.base import Code, MatrixCode, RegisteredCode, check_load, check_workers, incidence, usual_load
-from anyk.codes.decoders import LeastSquares
+from anyk.codes.decoders import LeastSquaresMethod
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
@@ -240,7 +240,7 @@ class KroneckerCode(MatrixCode):
             first = self.left.decode(np.flatnonzero(rows), decoder="least-squares").weights
             second = self.right.decode(np.flatnonzero(columns), decoder="least-squares").weights
             return np.outer(first, second).ravel()
-        return LeastSquares().weights(self, replies)
+        return LeastSquaresMethod().weights(self, replies)
 
     def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
         """Return the bound for biregular factors, see :class:`KroneckerCode`; None for other factors."""

@@ -150,7 +150,17 @@ def follow(code: Code, members: Lists, blocks: Lists, present: Collection[int], 
     size = _stragglers(code) + 1  # the fewest members of a group
     members = [[worker for worker in own if worker in present] for own in members]
     blocks = [list(block) for block in blocks]
-    free = sorted(set(present).difference(*members))
+    free = _refill(members, blocks, sorted(set(present).difference(*members)), size)
+    for worker in free:
+        min(members, key=len).append(worker)
+    n, most = len(present), _MOST if size > 1 else 0.0
+    while len(members) < min(n // size, partitions) and max(map(len, blocks)) * n > most * size * partitions:
+        _add_group(members, blocks, size, partitions)
+    return members, blocks
+
+
+def _refill(members: Lists, blocks: Lists, free: list[int], size: int) -> list[int]:
+    """Fill groups of fewer members than ``size``, or dissolve them; return the workers that are still free."""
     while len(members) > 1 and len(smallest := min(members, key=len)) < size:
         short = max((own for own in members if len(own) < size), key=len)
         largest = max(members, key=len)
@@ -163,18 +173,18 @@ def follow(code: Code, members: Lists, blocks: Lists, present: Collection[int], 
             free = members.pop(group)
             for partition in blocks.pop(group):
                 min(blocks, key=len).append(partition)
-    for worker in free:
-        min(members, key=len).append(worker)
-    n, most = len(present), _MOST if size > 1 else 0.0
-    while len(members) < min(n // size, partitions) and max(map(len, blocks)) * n > most * size * partitions:
-        donors, new = set(), []
-        for _ in range(size):
-            group = max(range(len(members)), key=lambda g: len(members[g]))
-            donors.add(group)
-            new.append(members[group].pop())
-        block: list[int] = []
-        while len(block) < partitions // (len(members) + 1):
-            block.append(blocks[max(range(len(blocks)), key=lambda g: (len(blocks[g]), g in donors))].pop())
-        members.append(new)
-        blocks.append(block)
-    return members, blocks
+    return free
+
+
+def _add_group(members: Lists, blocks: Lists, size: int, partitions: int) -> None:
+    """Form another group, of members and partitions of the largest others."""
+    donors, new = set(), []
+    for _ in range(size):
+        group = max(range(len(members)), key=lambda g: len(members[g]))
+        donors.add(group)
+        new.append(members[group].pop())
+    block: list[int] = []
+    while len(block) < partitions // (len(members) + 1):
+        block.append(blocks[max(range(len(blocks)), key=lambda g: (len(blocks[g]), g in donors))].pop())
+    members.append(new)
+    blocks.append(block)

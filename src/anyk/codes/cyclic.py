@@ -13,7 +13,7 @@ from anyk import keyed
 from anyk.arrays import Floats, Indices
 from anyk.checks import value_class
 from anyk.codes.base import EXACT, Row, WindowCode
-from anyk.codes.made import ReadOnly, fixed_property, frozen
+from anyk.codes.made import ReadOnlyArrays, fixed_property, frozen
 from anyk.errors import BadInput
 
 _DENSE = 1024  # workers up to which pseudo-inverse and null space are stored
@@ -113,7 +113,7 @@ def _svd(matrix: Floats) -> tuple[Floats, Floats, Floats]:
     return left, singular, right
 
 
-class _Sample(ReadOnly):
+class _Sample(ReadOnlyArrays):
     """Rows of unit norm on cyclic supports; any n - s rows can be combined to ones."""
 
     def __init__(self, supports: Indices, values: Floats) -> None:

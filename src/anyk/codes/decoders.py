@@ -1,8 +1,9 @@
 """Decoding: methods that find weights for a set of replies, and decoders that receive the replies of one step.
 
 A method is a value that maps a set of replies to weights: :class:`Own` is the code's own closed form,
-:class:`LeastSquares` the optimum for any code, :class:`OneStep` one number for all, :class:`Algorithmic` a few gradient
-steps towards the optimum. A :class:`Decoder` receives replies one by one and detects when the sum is recoverable.
+:class:`LeastSquaresMethod` the optimum for any code, :class:`OneStep` one number for all, :class:`Algorithmic` a few
+gradient steps towards the optimum. A :class:`Decoder` receives replies one by one and detects when the sum is
+recoverable.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from anyk.arrays import Floats, Indices
 from anyk.checks import AtLeastOne, value_class
-from anyk.codes.made import ReadOnly, frozen
+from anyk.codes.made import ReadOnlyArrays, frozen
 from anyk.errors import BadInput, NotDecodable
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _RANK = 1e-9  # singular values below this fraction of the largest count as 0
 _SPANNED = 1e-8  # a vector whose remainder is shorter than this fraction lies in the span of others
 
 
-class Removal(ReadOnly):
+class Removal(ReadOnlyArrays):
     """The least-squares weights without some replies, by one singular value decomposition for all sets.
 
     With ``B = U S V'`` and its pseudo-inverse P, the remaining rows span less than all rows by the vectors
@@ -193,7 +194,7 @@ class Exact(Method):
 
 
 @dataclass(frozen=True)
-class LeastSquares(Method):
+class LeastSquaresMethod(Method):
     """Weights of smallest norm among those nearest to the sum: ``argmin ||a B - 1||``, the optimal decoder.
 
     Small sets are solved densely. For codes with up to 160,000 entries few lost replies are removed from a
@@ -275,7 +276,7 @@ class Algorithmic(Method):
 METHODS: dict[str, Method] = {
     "own": Own(),
     "exact": Exact(),
-    "least-squares": LeastSquares(),
+    "least-squares": LeastSquaresMethod(),
     "one-step": OneStep(),
     "algorithmic": Algorithmic(),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -267,36 +267,77 @@ def _halves(family: Family, complement: Family, n: int, build: Callable[[], Inci
     yield BlockDesign(complement, n, n, (n + 1) // 2, (n + 1) // 4), lambda: ~build()
 
 
-def _buildable_designs(n: int) -> Iterator[Buildable]:
-    """Yield the designs for n workers with the functions that build them."""
+def _projective(n: int) -> Iterator[Buildable]:
     q = round((n - 0.75) ** 0.5 - 0.5)
     if q <= _LARGEST and q * q + q + 1 == n and prime_power(q):
         yield BlockDesign("projective", n, n, q + 1, 1), lambda: hyperplanes(q, 2)
+
+
+def _affine(n: int) -> Iterator[Buildable]:
     root = round(n**0.5)
     if root <= _LARGEST and root * root == n and prime_power(root):
         yield BlockDesign("affine", n, n + root, root + 1, 1), lambda: affine_plane(root)
+
+
+def _paley(n: int) -> Iterator[Buildable]:
     if n % 4 == 3 and n >= 7 and prime_power(n):
         yield from _halves("paley", "paley-complement", n, lambda: paley(n))
+
+
+def _hadamard(n: int) -> Iterator[Buildable]:
     if n >= 7 and (n + 1) & n == 0:
         yield from _halves("hadamard", "hadamard-complement", n, lambda: hadamard(n + 1))
+
+
+def _hyperplanes(n: int) -> Iterator[Buildable]:
     if singer := _singer(n):
         order, dimension = singer
         loads = [(order**power - 1) // (order - 1) for power in (dimension, dimension - 1)]
         yield BlockDesign("singer", n, n, *loads), lambda: hyperplanes(order, dimension)
+
+
+def _twin_prime(n: int) -> Iterator[Buildable]:
     twin = round((n + 1) ** 0.5) - 1
     if twin * (twin + 2) == n and twin % 2 and twin > 1 and prime_power(twin) and prime_power(twin + 2):
         yield from _halves("twin-prime", "twin-prime-complement", n, lambda: twin_prime(twin))
+
+
+def _fourth_powers(n: int) -> Iterator[Buildable]:
     fourth = _biquadratic(n)
     if fourth and n > 5:
         load = (n - 1) // 4 + (fourth == "with 0")
         yield BlockDesign("biquadratic", n, n, load, load * (load - 1) // (n - 1)), lambda: biquadratic(n)
+
+
+def _mcfarland(n: int) -> Iterator[Buildable]:
     third = next((q for q in filter(prime_power, range(2, _LARGEST + 1)) if q * q * (q + 2) == n), 0)
     if third:
         yield BlockDesign("mcfarland", n, n, third * (third + 1), third), lambda: mcfarland(third)
+
+
+def _single(n: int) -> Iterator[Buildable]:
     if n == 25:
         yield BlockDesign("threefold", n, n, 9, 3), threefold
     if n == 56:
         yield BlockDesign("gewirtz", n, n, 11, 2), gewirtz
+
+
+_FAMILIES = (
+    _projective,
+    _affine,
+    _paley,
+    _hadamard,
+    _hyperplanes,
+    _twin_prime,
+    _fourth_powers,
+    _mcfarland,
+    _single,
+)
+
+
+def _buildable_designs(n: int) -> Iterator[Buildable]:
+    """Yield the designs for n workers with the functions that build them."""
+    return chain.from_iterable(designs_of(n) for designs_of in _FAMILIES)
 
 
 def designs_for(workers: int) -> list[BlockDesign]:

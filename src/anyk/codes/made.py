@@ -54,7 +54,7 @@ class fixed_property(cached_property[T]):
         super().__init__(compute_frozen)
 
 
-class ReadOnly:
+class ReadOnlyArrays:
     """A base class whose copies and unpickled objects have read-only arrays as well, unlike NumPy's.
 
     In a user's class these are the values of :class:`fixed_property`.

@@ -13,7 +13,7 @@ from anyk import keyed
 from anyk.arrays import Floats, Indices
 from anyk.checks import check_range
 from anyk.codes.base import Code, incidence, whole
-from anyk.codes.decoders import Decoding, LeastSquares, Method, Own, method
+from anyk.codes.decoders import Decoding, LeastSquaresMethod, Method, Own, method
 
 _DECODED = 2_000  # sets up to which all are decoded
 _COMPUTED = 200_000  # sets up to which the least-squares errors of all are computed
@@ -33,7 +33,7 @@ Found = tuple[tuple[int, ...], Decoding]
 
 def is_optimal(code: Code, how: Method) -> bool:
     """Return whether the weights are the least-squares weights, or as good."""
-    return code.messages == code.blocks == 1 and (how == LeastSquares() or (code.optimal and how == Own()))
+    return code.messages == code.blocks == 1 and (how == LeastSquaresMethod() or (code.optimal and how == Own()))
 
 
 def is_exhaustive(code: Code, stragglers: int, how: Method) -> bool:
@@ -65,18 +65,30 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
         return (), decode_without(np.empty(0, dtype=np.int64))
     errors = _Errors(code) if _is_dense(code, how) else None
     if is_exhaustive(code, stragglers, how):
-        remaining, batches = combinations(range(n), stragglers), []
-        while batch := list(islice(remaining, max(1, _BATCH // stragglers**2))):
-            batches.append(np.array(batch, dtype=np.int64))
-        sets = np.concatenate(batches)
-        bounds = np.concatenate([errors.without(batch) for batch in batches]) if errors else np.full(len(sets), np.inf)
+        sets, bounds = _all_sets(n, stragglers, errors)
     elif errors:
         sets = np.sort(_search(code, stragglers, errors), axis=1)
         bounds = errors.without(sets)
     else:
         small = code.messages == code.blocks == 1 and code.replies * code.partitions <= _DENSE
-        start = worst_stragglers(code, stragglers, decoder=LeastSquares())[0] if small else range(stragglers)
+        start = worst_stragglers(code, stragglers, decoder=LeastSquaresMethod())[0] if small else range(stragglers)
         return _climb(code, np.array(start), decode_without)
+    return _worst_of(code, sets, bounds, decode_without)
+
+
+def _all_sets(workers: int, stragglers: int, errors: _Errors | None) -> tuple[Indices, Floats]:
+    """Return all sets of stragglers, shape (sets, stragglers), with their errors; inf if those are not known."""
+    remaining, batches = combinations(range(workers), stragglers), []
+    while batch := list(islice(remaining, max(1, _BATCH // stragglers**2))):
+        batches.append(np.array(batch, dtype=np.int64))
+    sets = np.concatenate(batches)
+    if errors is None:
+        return sets, np.full(len(sets), np.inf)
+    return sets, np.concatenate([errors.without(batch) for batch in batches])
+
+
+def _worst_of(code: Code, sets: Indices, bounds: Floats, decode_without: Callable[[Indices], Decoding]) -> Found:
+    """Return the set with the largest residual; ``bounds``: of each set's error, shape (sets,)."""
     worst: Found | None = None
     order = np.argsort(-bounds.round(_DIGITS), kind="stable")
     for at in order[:_DECODED].tolist():

@@ -85,7 +85,7 @@ def parse(spec: str | DelayModel) -> DelayModel:
     if isinstance(spec, DelayModel):
         return spec
     name = split(spec)[0]
-    if name not in registry and name.lower().endswith((".csv", ".csv.gz", ".npz", ".parquet")):
+    if name.lower().endswith((".csv", ".csv.gz", ".npz", ".parquet")) and name not in registry:
         raise BadInput(f"no delay model '{name}'; to replay the times in that file, give trace:{name}")
     return registry.build(spec)
 

@@ -9,7 +9,18 @@ from anyk.fleet.plans.check import Checked, Figures, check
 from anyk.fleet.plans.judging import Choice, gain_text, headline, interval_text, pareto
 from anyk.fleet.plans.plan import Advice, Plan, plan
 from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, fit_slope, sequential_candidates
-from anyk.fleet.records import PARTS, Record, Recorder, ddp, joined, read, read_all
+from anyk.fleet.records import (
+    PARTS,
+    Reading,
+    Record,
+    Recorder,
+    RecordSource,
+    ddp,
+    joined,
+    read,
+    read_all,
+    record_sources,
+)
 from anyk.fleet.simulation import Measured, computed_load, pace, simulate, simulated_pace
 from anyk.fleet.theory import erasurehead
 from anyk.fleet.theory.adversaries import Threshold, adversarial_threshold, chosen_stragglers, threshold_bound
@@ -56,7 +67,9 @@ __all__ = [
     "Pace",
     "Part",
     "Plan",
+    "Reading",
     "Record",
+    "RecordSource",
     "Recorder",
     "Threshold",
     "TraceGrid",
@@ -92,6 +105,7 @@ __all__ = [
     "read",
     "read_all",
     "read_auto",
+    "record_sources",
     "resume_auto",
     "rounded",
     "seconds_text",

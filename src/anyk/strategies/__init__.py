@@ -25,9 +25,13 @@ from anyk.strategies.kfamily.growth import AdaSync, Gradual, Growth, adapted_k, 
 from anyk.strategies.kfamily.kfamily import KFamily
 from anyk.strategies.kfamily.observed import Durations, order_means
 from anyk.strategies.rounds.anytime import Anytime
+from anyk.strategies.rounds.balance import Balance
+from anyk.strategies.rounds.checked_rounds import CheckedRounds
 from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.rounds.elastic import Elastic
+from anyk.strategies.rounds.gradients import Gradients
 from anyk.strategies.rounds.on_demand import ProgressRounds
+from anyk.strategies.rounds.snapshot import Snapshot
 from anyk.strategies.rounds.tree_rounds import TreeRounds
 from anyk.strategies.sequential import End, GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
 from anyk.strategies.sequential.patterns import (
@@ -71,7 +75,9 @@ __all__ = [
     "AnyOf",
     "Anytime",
     "Arbitrary",
+    "Balance",
     "Bursty",
+    "CheckedRounds",
     "Compressed",
     "CooperativeSGD",
     "Count",
@@ -89,6 +95,7 @@ __all__ = [
     "GilbertElliott",
     "Gossip",
     "GradientCodingRounds",
+    "Gradients",
     "Gradual",
     "Growth",
     "KFamily",
@@ -104,6 +111,7 @@ __all__ = [
     "Rounds",
     "SelectiveRepetition",
     "SequentialRounds",
+    "Snapshot",
     "StragglerModel",
     "Tolerance",
     "TreeRounds",

@@ -15,12 +15,13 @@ from anyk.strategies.averaging.gossip import Barrier, DecentralisedSGD, ElasticS
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.averaging.pairwise import PairwiseGossip
 from anyk.strategies.compressed import Compressed
-from anyk.strategies.construction import Auto, StrategySpec, balance_of, from_spec, register, usual_k
+from anyk.strategies.construction import Auto, StrategySpec, balance_of, from_spec, register, rounds, usual_k
 from anyk.strategies.kfamily.growth import AdaSync, Gradual, Rule
-from anyk.strategies.kfamily.kfamily import Base, KFamily, Kind, Stale
+from anyk.strategies.kfamily.kfamily import KFamily
+from anyk.strategies.kfamily.state import Base, Kind, Stale
 from anyk.strategies.rounds.anytime import Anytime
 from anyk.strategies.rounds.coded_rounds import Rounds
-from anyk.strategies.rounds.corrections import Scaling
+from anyk.strategies.rounds.scaling import Scaling
 from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition
 from anyk.strategies.wait import WaitLike
 
@@ -55,7 +56,7 @@ def _balanced(workers: int) -> list[str]:
 @register("sync", grid=_balanced)  # sync without settings is uncoded
 def _sync(workers: int, *, batch: int = 0, shares: tuple[int, ...] = (), balance: Auto = None) -> Strategy:
     """Synchronous SGD: every worker's gradient, every step (the same as uncoded)."""
-    return Rounds(codes.Uncoded(workers, shares), batch=batch, balance=balance_of(balance))
+    return Rounds(codes.Uncoded(workers, shares), batch=batch, changes=balance_of(balance))
 
 
 @register("k-sync", grid=lambda workers: (f"k-sync:k={k}" for k in _shares(workers)))
@@ -70,7 +71,7 @@ def _k_sync(
 ) -> Strategy:
     """K-sync SGD: the k gradients that come first, the others are cancelled (the same as uncoded:wait=k)."""
     code, wait = codes.Uncoded(workers, shares), k if isinstance(k, str) else usual_k(workers, k)
-    return Rounds(code, wait=wait, batch=batch, cancel=cancel, balance=balance_of(balance))
+    return Rounds(code, wait=wait, batch=batch, cancel=cancel, changes=balance_of(balance))
 
 
 @register("agc")
@@ -89,7 +90,7 @@ def agc(
     """ErasureHead's approximate gradient coding: frc stopped early (one reply more than groups, by default)."""
     code = codes.FractionalRepetition(workers, load=load, partitions=partitions)
     early = wait or min(code.groups + 1, workers)
-    return Rounds(code, wait=early, scaling=scaling, cancel=cancel, decoder=decoder, batch=batch, snapshot=snapshot)
+    return rounds(code, wait=early, scaling=scaling, cancel=cancel, decoder=decoder, batch=batch, snapshot=snapshot)
 
 
 # ------------------------------------------------------------------------------------------- the K family
@@ -285,7 +286,7 @@ def pasgd(
         seed=seed,
     )
     code = codes.Uncoded(workers, shares)
-    return Rounds(code, wait=wait, cancel=cancel, batch=batch, work=work, balance=balance_of(balance))
+    return Rounds(code, wait=wait, cancel=cancel, batch=batch, work=work, changes=balance_of(balance))
 
 
 @register("adacomm")
@@ -303,8 +304,10 @@ def adacomm(
     wait: WaitLike = None,
     cancel: CancelMode = "preempt",
     batch: int = 0,
+    clients: int | None = None,
     outer: str | None = None,
     rate: float = 1.0,
+    seed: int = 0,
 ) -> Rounds:
     """AdaComm: periodic averaging whose number of local steps falls with the loss.
 
@@ -315,8 +318,8 @@ def adacomm(
     'adacomm:tau=20,interval=5'
     """
     adapt = AdaptingSteps(interval=interval, gamma=gamma, guard=guard, loss_floor=loss_floor, least=least, probe=probe)
-    work = LocalSteps(tau, outer=outer, rate=rate)
-    return Rounds(codes.Uncoded(workers), wait=wait, cancel=cancel, batch=batch, work=work, adapt=adapt)
+    work = LocalSteps(tau, clients=clients, outer=outer, rate=rate, seed=seed, adapt=adapt)
+    return Rounds(codes.Uncoded(workers), wait=wait, cancel=cancel, batch=batch, work=work)
 
 
 @register("fedavg")

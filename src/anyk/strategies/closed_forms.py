@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -84,10 +85,20 @@ def uncoded_pace(code: Code, rule: Wait, method: Method, delays: DelayLaw, *, in
         return Pace(None, 0.0, "no closed form when a delay cannot be interrupted; simulate")
     if len(set(counts)) == 1:
         return Pace(delays.order_statistic(counts[0], n), 0.0, f"mean of the {_ordinal(counts[0])} of {n} delays")
-    last = delays.order_statistic(counts[-1], n)
-    pieces = [delays.short_of(k, n, *piece) for k, piece in zip(counts, pairwise(ends), strict=False)]
-    before = delays.short_of(counts[-1], n, 0.0, ends[-1])
-    if last is None or before is None or None in pieces:
+    seconds = _seconds_short_of(counts, ends, n, delays)
+    if seconds is None:
         return Pace(None, 0.0, f"no closed form for wait={rule} and {delays.spec}; simulate")
-    seconds = last - before + sum(piece or 0.0 for piece in pieces)
     return Pace(seconds, 0.0, f"integral of the chance that wait={rule} is not met yet")
+
+
+def _seconds_short_of(counts: Sequence[int], ends: Sequence[float], workers: int, delays: DelayLaw) -> float | None:
+    """Return the mean seconds until enough replies; ``counts``: how many are enough from each of ``ends`` on.
+
+    None without a closed form.
+    """
+    last = delays.order_statistic(counts[-1], workers)
+    pieces = [delays.short_of(k, workers, *piece) for k, piece in zip(counts, pairwise(ends), strict=False)]
+    before = delays.short_of(counts[-1], workers, 0.0, ends[-1])
+    if last is None or before is None or None in pieces:
+        return None
+    return last - before + sum(piece or 0.0 for piece in pieces)

@@ -7,21 +7,25 @@ from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from anyk import codes, specs
-from anyk.checks import check
+from anyk.checks import Share
+from anyk.checks import check as checked
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.rounds.balance import Balance
+from anyk.strategies.rounds.checked_rounds import CheckedRounds
 from anyk.strategies.rounds.coded_rounds import Rounds
-from anyk.strategies.rounds.corrections import Scaling
 from anyk.strategies.rounds.elastic import PARTITIONS, Elastic
+from anyk.strategies.rounds.gradients import Gradients
 from anyk.strategies.rounds.on_demand import ProgressRounds
+from anyk.strategies.rounds.scaling import Scaling
+from anyk.strategies.rounds.snapshot import Snapshot
 from anyk.strategies.rounds.tree_rounds import TreeRounds
 
 registry: specs.Registry[Strategy] = specs.Registry("strategy", supplied=("workers",))
 register = registry.register
 StrategySpec = Annotated[str, registry, codes.registry]
 Auto = Literal["auto"] | None
-_ROUNDS = {"coded": Rounds, "progress": ProgressRounds, "tree": TreeRounds}  # by the policy of a code
+_ROUNDS: dict[str, Any] = {"coded": Rounds, "progress": ProgressRounds, "tree": TreeRounds}  # by the policy of a code
 
 
 def balance_of(how: Auto) -> Balance | None:
@@ -52,18 +56,33 @@ _KEYS = {
 def rounds(code: codes.Code, **keys: Any) -> Strategy:
     """Return the strategy that runs a code: :class:`Rounds`, or the kind of rounds in its policy.
 
+    ``keys``: those that the spec of a code may have in addition as a strategy.
+
     >>> type(rounds(codes.NestedCode(8))).__name__
     'ProgressRounds'
+    >>> rounds(codes.Uncoded(8), wait=6, models=2).spec
+    'uncoded:wait=6,models=2'
     """
-    kind: Any = _ROUNDS[code.policy().rounds]
-    names = {f.name for f in fields(kind)}
+    kind = _ROUNDS[code.policy().rounds]
+    names = _KEYS if kind is Rounds else {f.name for f in fields(kind)}
     for key in keys:
         if key not in names:
             raise BadInput(f"'{code.spec}' does not support '{key}'")
-    if "balance" in keys:
-        keys["balance"] = balance_of(keys["balance"])
-    strategy: Strategy = kind(code, **keys)
+    strategy: Strategy = _coded_rounds(code, **keys) if kind is Rounds else kind(code, **keys)
     return strategy
+
+
+def _coded_rounds(
+    code: codes.Code, *, balance: Auto = None, snapshot: int = 0, check: float = 0.0, **keys: Any
+) -> Rounds:
+    """Return rounds of gradients."""
+    of_gradients = {key: keys.pop(key) for key in ("scaling", "decoder", "models", "order") if key in keys}
+    work = Gradients(
+        snapshot=Snapshot(snapshot) if snapshot else None,
+        checks=CheckedRounds(checked(check, Share, "check")) if check else None,
+        **of_gradients,
+    )
+    return Rounds(code, work=work, changes=balance_of(balance), **keys)
 
 
 def resolve_paths(spec: str, change: Callable[[str], str] = specs.absolute) -> str:
@@ -103,7 +122,7 @@ def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -
         if workers is not None and built.layout.workers != workers:
             raise BadInput(f"the strategy is for {built.layout.workers} workers, the cluster has {workers}")
         return built
-    return specs.build_or_suggest(from_spec, spec, check(workers, int, "workers"))
+    return specs.build_or_suggest(from_spec, spec, checked(workers, int, "workers"))
 
 
 def for_fleet(strategy: Strategy, fewest: int, partitions: int | None = None) -> Rounds:
@@ -119,8 +138,13 @@ def for_fleet(strategy: Strategy, fewest: int, partitions: int | None = None) ->
             f"'{strategy.spec}' is for a fixed number of workers; for a fleet that changes use rounds of uncoded, "
             "frc:stragglers=s, bgc, k-sync or pasgd"
         )
-    most = strategy.layout.workers
-    return replace(strategy, elastic=Elastic(fewest, PARTITIONS * most if partitions is None else partitions))
+    if strategy.changes is not None:
+        raise BadInput(
+            f"'{strategy.spec}' has a rule by which its code changes already; leave out that, or the range and "
+            "partitions"
+        )
+    partitions = PARTITIONS * strategy.layout.workers if partitions is None else partitions
+    return replace(strategy, changes=Elastic(fewest, partitions))
 
 
 def with_fleet(spec: str, workers: int | tuple[int, int], partitions: int | None = None) -> tuple[str, int]:
@@ -157,11 +181,10 @@ def from_spec(spec: str, workers: int) -> Strategy:
         fewest = specs.read(values.pop("fewest"), int, f"fewest in '{spec}'")
         partitions = specs.read(values.pop("partitions", "none"), int | None, f"partitions in '{spec}'")
         return for_fleet(from_spec(specs.show(name, values), workers), fewest, partitions)
-    if name in registry:
+    if name in registry.entries or (name not in codes.registry.entries and name in registry):
         return registry.build(spec, workers=workers)
-    names = tuple(entry.name for entry in codes.registry)
-    if name not in names:
-        registry.entry(name, also=names)
+    if name not in codes.registry:
+        registry.entry(name, also=tuple(codes.registry.entries))
     if "" in values:
         raise BadInput(f"'{values['']}' in '{spec}' should be key=value, as in name:key=value,key=value")
     own: dict[str, Any] = {

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from statistics import median
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
+from anyk import installed
 from anyk.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_range, typed
 from anyk.errors import BadInput, UnknownName, suggest
 from anyk.specs import Registry, bracket_depths, show, split_outside
@@ -391,7 +392,8 @@ def _misspelt(text: str) -> BadInput:
     name = re.fullmatch(r"([a-z][\w-]*)(:.*)?", text, re.IGNORECASE)
     if name is not None:
         names = [*registry.entries, "all"]
-        return UnknownName(f"wait rule '{name[1]}'", suggest(name[1].lower(), names, f"wait should be {_FORMS}"))
+        hint = suggest(name[1].lower(), names, f"wait should be {_FORMS}")
+        return UnknownName(f"wait rule '{name[1]}'", "; ".join([hint, *installed.failures()]))
     number = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)([a-z]+)", text, re.IGNORECASE)
     suffix = number and (_UNITS.get(number[2].lower()) or next((s for s in _SUFFIXES if s == number[2].lower()), None))
     hint = f"; did you mean '{number[1]}{suffix}'?" if number and suffix else ""
@@ -399,10 +401,10 @@ def _misspelt(text: str) -> BadInput:
 
 
 def _rule(text: str, replies: int) -> Wait:
-    if text.partition(":")[0] in registry:
-        return registry.build(text)
     if text == "all":
         return Count(replies)
+    if text[:1].isalpha() and text.partition(":")[0] in registry:
+        return registry.build(text)
     suffix = next(filter(text.endswith, _SUFFIXES), "")
     try:
         number = float(text.removesuffix(suffix)) if suffix else int(text)

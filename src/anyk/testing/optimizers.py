@@ -77,10 +77,10 @@ class _Trial:
         models = self._checked_trajectory()
         self._check_order(models)
         self._check_saved(models)
-        self._check_spec(models)
         if self.w.size > 1 and vars(type(self.optimizer)).get("by_coordinate", False):
             self._check_lengths()
         self._check_slices(models)
+        self._check_spec(models)
         self._check_scale(models)
         if vars(type(self.optimizer)).get("by_smoothness", False):
             self._check_proportion()

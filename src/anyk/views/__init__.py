@@ -15,7 +15,7 @@ from anyk.views.code_tables import (
     thresholds_table,
 )
 from anyk.views.columns import Columns
-from anyk.views.exports import Metrics, save_perfetto, save_tables
+from anyk.views.exports import Exporter, Metrics, exporters, save_perfetto, save_tables
 from anyk.views.exports.prometheus import address
 from anyk.views.fleet_tables import (
     PLAN_NOTE,
@@ -56,6 +56,7 @@ __all__ = [
     "PAGE",
     "PLAN_NOTE",
     "Columns",
+    "Exporter",
     "Metrics",
     "NothingToDraw",
     "Panel",
@@ -78,6 +79,7 @@ __all__ = [
     "draw_trace",
     "explained_note",
     "explained_table",
+    "exporters",
     "graph_text",
     "holders_text",
     "inexact_table",

@@ -21,7 +21,7 @@ from anyk.graphs import elastic, graph, matcha
 from anyk.protocol import Chunk
 from anyk.strategies import DecentralisedSGD, adapted_tau, strategy
 from anyk.testing import check_strategy
-from byhand import ByHand
+from byhand import ByHand, adapted_by_hand
 
 pytestmark = pytest.mark.slow
 
@@ -361,6 +361,21 @@ def test_adacomm_does_what_its_rule_says(guard: float) -> None:
     assert str(anyk.replay(run, problem=problem())).endswith("the same bits of model")
 
 
+def test_adacomm_of_sampled_clients_by_hand() -> None:
+    counts = np.zeros(P)
+    for seed in range(3):
+        run = trained(f"adacomm:tau=16,interval=8,batch=5,clients=2,seed={seed}", steps=60)
+        w, taus = adapted_by_hand(run, problem(), partitions=P, first_tau=16, by_samples=False)
+        assert run.model == pytest.approx(w, abs=1e-12)
+        assert taus[0] > taus[3] > taus[-1]
+        rows = run.log.rows("SELECT step, worker FROM chunks WHERE step IS NOT NULL ORDER BY step, worker")
+        for step in range(1, 61):
+            drawn = anyk.keyed.generator(seed, "clients", step - 1).permutation(P)[:2]
+            assert [worker for number, worker in rows if number == step] == sorted(drawn.tolist())
+        counts += np.bincount([worker for _, worker in rows], minlength=P)
+    assert np.abs(counts / 180 - 0.5).max() < 4 * 0.5 / 180**0.5  # each worker in half of the rounds: unbiased
+
+
 def test_adacomm_probes_the_first_tau() -> None:
     """Each number for an interval from the same initial model; on from the best one's model."""
     spec = "adacomm:interval=6,probe=1/4/16,batch=5"
@@ -561,6 +576,7 @@ def test_kept_states_count_their_own_steps() -> None:
         ("adacomm:interval=0", r"interval must be a finite number above 0, got 0.0"),
         ("adacomm:tau=5,least=6", r"least of 'adacomm' must be 1 to 5 \(tau\) local steps, got 6"),
         ("adacomm:probe=4/0", "probe must be a tuple of whole numbers of at least 1, got "),
+        ("adacomm:clients=9", "clients must be 1 to 4 workers, got 9"),
         ("adacomm:gamma=1", "gamma must be a number above 0 and below 1, got 1.0"),
         ("dpsgd:graph=rign", "no graph 'rign'; did you mean 'ring'?"),
         ("dpsgd:barrier=none", "barrier in 'dpsgd:barrier=none' should be one of local, global, got 'none'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ from numpy.typing import NDArray
 import anyk
 from anyk.clusters import Messages, Simulated
 from anyk.clusters.virtual.cores import Compute
-from anyk.codes import FractionalRepetition, Uncoded
+from anyk.codes import FractionalRepetition
 from anyk.delays import Table
 from anyk.errors import BadInput
 from anyk.problems import TorchProblem
-from anyk.protocol import Chunk
-from anyk.strategies.rounds.balance import Balance, _growing, batch_of, better
+from anyk.protocol import Chunk, Fleet, Reply, Running
+from anyk.strategies.rounds.balance import BalanceState, _growing, batch_of, better, reconsidered_sizes
 from anyk.testing import check_strategy
 
 GD = anyk.optimizers.GD(lr=0.3)
@@ -187,15 +188,13 @@ def test_a_slow_worker_is_given_less_once() -> None:
 
 def rounds_of(draw: Any, groups: int, rounds: int) -> tuple[int, list[int], float]:
     """How often balance cuts, the last sizes, and the mean seconds of the last 50 rounds."""
-    balance = Balance()
-    own = balance.start(Uncoded(groups).cut([16] * groups))
+    own = BalanceState([16] * groups)
     count, taken = 0, []
     for number in range(rounds):
         seconds = draw(number) * np.array(own.sizes) / 16.0
-        for group in np.argsort(seconds).tolist():
-            balance.reply(own, group, float(seconds[group]))
+        own.first_reply = dict(enumerate(seconds.tolist()))
         taken.append(float(seconds.max()))
-        count += balance.ended(own, float(seconds.max())) is not None
+        count += reconsidered_sizes(own, float(seconds.max())) is not None
     return count, own.sizes, float(np.mean(taken[-50:]))
 
 
@@ -258,25 +257,100 @@ def test_balance_costs_no_time_per_partition() -> None:
         assert seconds == pytest.approx([0.5] * 3)
 
 
-@pytest.mark.parametrize("spec", ["uncoded:balance=auto", "frc:stragglers=1,balance=auto", "pasgd:tau=2,balance=auto"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "uncoded:balance=auto",
+        "frc:stragglers=1,balance=auto",
+        "pasgd:tau=2,balance=auto",
+        "uncoded:balance=auto,models=2",
+        "frc:stragglers=1,balance=auto,batch=4,models=3",
+    ],
+)
 def test_schedules_of_any_kind(spec: str) -> None:
     for seed in range(5):
         check_strategy(anyk.strategy(spec, workers=6), seed=seed)
 
 
 def test_shares_are_reconsidered_after_ten_measured_rounds() -> None:
-    rule, changed = Balance(), []
-    own = rule.start(Uncoded(4).cut([16] * 4))
+    own, changed = BalanceState([16] * 4), []
     for number in range(60):
         slow = 2.0 if number > 16 else 1.0
-        for group in range(4):
-            rule.reply(own, group, 1.0 if group else slow)
-            rule.reply(own, group, 9.0)  # of another worker of the group
+        own.first_reply = {group: 1.0 if group else slow for group in range(4)}
         own.disturbed = number == 5
-        sizes = rule.ended(own, slow)
+        sizes = reconsidered_sizes(own, slow)
         if sizes is not None:
             changed.append((number + 1, sizes))
     assert changed[0] == (2 + 1 + 30, [9, 19, 18, 18])  # two rounds are cold, one is disturbed, 30 are measured
+
+
+def test_the_first_reply_of_a_group_is_measured() -> None:
+    made: Any = anyk.strategy("frc:stragglers=1,balance=auto", workers=4)
+    running = Running(made)
+    running.start(Fleet(4, (0, 1, 2, 3)))
+    for time, worker in ((1.0, 1), (2.0, 0), (3.0, 3)):
+        running.on(Reply(time, worker, worker, 0))
+        if time < 3.0:
+            assert running.state.code_rule.first_reply == {0: 1.0}
+    assert running.state.version == 1
+
+
+# ------------------------------------------------------------------------------------------- several models
+
+
+def many(spec: str, law: str, steps: int) -> anyk.Run:
+    problems = [anyk.problems.from_data(f"synthetic:rows=203,features=6,seed={seed}") for seed in (0, 1)]
+    cluster = Simulated(4, delays=law, seed=3)
+    return anyk.train_many(problems, spec, cluster, steps=steps, optimizer=GD)
+
+
+@pytest.mark.parametrize(("code", "means"), [("uncoded", "1/0.1/0.1/0.1"), ("frc:stragglers=1", "1/1/0.1/0.1")])
+def test_models_in_turn_are_exact_and_faster_with_balance(code: str, means: str) -> None:
+    law, mark = f"hetero:means={means},per=load", "," if ":" in code else ":"
+    balanced, even = many(f"{code}{mark}balance=auto", law, 40), many(code, law, 40)
+    assert len(cuts(balanced)) == 1 and " from round " in cuts(balanced)[0]
+    assert balanced.seconds < 0.75 * even.seconds
+    for slot in ("model 0", "model 1"):
+        assert balanced.models[slot] == pytest.approx(even.models[slot], abs=1e-12)
+
+
+def test_balanced_mini_batches_of_models_in_turn_by_hand() -> None:
+    """Each step adds up every partition once, at its own model and with the mini-batch of its version."""
+    run = many("uncoded:balance=auto,batch=7", "hetero:means=1/0.1/0.1/0.1,per=load", 20)
+    assert len(cuts(run)) == 1
+    for seed, slot in enumerate(("model 0", "model 1")):
+        made = anyk.problems.from_data(f"synthetic:rows=203,features=6,seed={seed}")
+        parts = made.split(run.config.partitions)
+        messages, w = Messages(parts, seed=3), made.initial()
+        for step in range(20):
+            works = run.log.rows(
+                "SELECT w.partitions, w.batch FROM chunks c JOIN works w ON w.id = c.work WHERE c.slot = ? AND "
+                "c.step = ?", (slot, step + 1)
+            )  # fmt: skip
+            chunks = [Chunk(tuple(json.loads(ids)), (), batch=batch) for ids, batch in works]
+            assert sorted(j for chunk in chunks for j in chunk.partitions) == list(range(28))
+            total = sum(messages.partial_gradient(j, w, c, step) for c in chunks for j in c.partitions)
+            w = w - 0.3 * (total / sum(parts.sizes) + made.l2 * w)
+        assert run.models[slot] == pytest.approx(w, abs=1e-12)
+
+
+def test_mini_batches_of_uneven_shares_are_unbiased() -> None:
+    """Over many seeds, the mean sum of the shares' mini-batches is the gradient of all data."""
+    made = problem()
+    parts, w = made.split(28), np.random.default_rng(0).normal(size=6)
+    shares = [range(1), range(1, 9), range(9, 20), range(20, 28)]
+    exact = sum(parts.partial_gradient(j, w) for j in range(28))
+    for together in (True, False):
+        sums = []
+        for seed in range(400):
+            messages, total = Messages(parts, seed=seed, together=together), np.zeros(6)
+            for share in shares:
+                out = np.empty(6)
+                messages.encode(Chunk(tuple(share), (1.0,) * len(share), batch=1), w, out)
+                total += out
+            sums.append(total)
+        errors = (np.mean(sums, axis=0) - exact) / (np.std(sums, axis=0) / 20.0)
+        assert np.abs(errors).max() < 4.0
 
 
 def test_a_resumed_run_goes_on_with_the_shares_it_had(tmp_path: Any) -> None:
@@ -307,9 +381,12 @@ def test_shares_are_the_best_that_whole_partitions_allow(groups: int, seed: int)
     ("spec", "says"),
     [
         ("cyclic:stragglers=1,balance=auto", "'cyclic:stragglers=1' needs even blocks"),
-        ("uncoded:balance=auto,models=2", "balance=auto also without models"),
+        ("uncoded:balance=auto,fewest=2", "'uncoded:balance=auto' has a rule by which its code changes already"),
+        ("uncoded:wait=3,snapshot=4,balance=auto", "snapshot uses earlier messages of groups again, whose partitions"),
+        ("uncoded:wait=3,scaling=marginal,balance=auto", "scaling=marginal divides by shares that are expected under"),
+        ("frc:stragglers=1,check=0.5,balance=auto", "check has not been tested with shares that change"),
         ("uncoded:balance=yes", "balance"),
-        ("pasgd:tau=2,clients=2,balance=auto", "clients"),
+        ("pasgd:tau=2,clients=2,balance=auto", "clients are sampled from all workers of a fixed fleet"),
     ],
 )
 def test_what_balance_cannot_do_is_refused(spec: str, says: str) -> None:

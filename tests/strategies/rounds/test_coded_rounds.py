@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import anyk
 from anyk import codes
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -36,7 +37,7 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
 )
-from anyk.strategies import AdaptingSteps, Deadline, Decodable, LocalSteps, Rounds, strategy
+from anyk.strategies import Deadline, Decodable, Gradients, LocalSteps, Rounds, strategy
 from byhand import ByHand
 
 pytestmark = pytest.mark.in_process
@@ -646,7 +647,7 @@ class World:
         reached = weights @ self.B
         assert command.residual == pytest.approx(float(np.sqrt(((reached - 1) ** 2).mean())), abs=1e-7)
         assert command.gain == pytest.approx(float(np.linalg.norm(weights * self.code.norms)), rel=1e-9)
-        if self.error() < 1e-7 and self.strategy.scaling != "marginal":
+        if self.error() < 1e-7 and self.strategy.scaling_used != "marginal":
             assert reached == pytest.approx(np.ones(len(reached)), abs=1e-9)  # the whole sum, whenever it is there
         self.version += 1
         assert self.strategy.version == self.version
@@ -725,7 +726,7 @@ def test_facts_come_from_the_code() -> None:
     assert made.assignment[4] == (3, 4, 5) and len(made.assignment) == 30
     assert made.spec == "frc:load=3,wait=11"
     assert rounds("cyclic:stragglers=1", 4).spec == "cyclic:stragglers=1"
-    assert Rounds(codes.Uncoded(4), wait=Decodable(), scaling="none", cancel="discard").spec == (
+    assert Rounds(codes.Uncoded(4), wait=Decodable(), work=Gradients(scaling="none"), cancel="discard").spec == (
         "uncoded:scaling=none,cancel=discard"
     )
 
@@ -752,34 +753,18 @@ def test_facts_come_from_the_code() -> None:
 )
 def test_options_that_cannot_be(options: Any, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
-        Rounds(codes.Uncoded(4), **options)
+        anyk.strategies.rounds(codes.Uncoded(4), **options)
 
 
-@pytest.mark.parametrize(
-    ("code", "options", "sentence"),
-    [
-        (
-            codes.FractionalRepetition(4, load=2),
-            {"work": LocalSteps(tau=2)},
-            "local steps under 'frc:load=2' have been tested as",
-        ),
-        (codes.Uncoded(4), {"work": LocalSteps(tau=2), "models": 2}, "local steps under 'uncoded' have been tested as"),
-        (
-            codes.Uncoded(4),
-            {"work": LocalSteps(tau=2), "decoder": "one-step"},
-            "of one model; leave out models, scaling and",
-        ),
-        (
-            codes.Uncoded(4),
-            {"work": LocalSteps(tau=2), "scaling": "none"},
-            "of one model; leave out models, scaling and",
-        ),
-        (codes.Uncoded(4), {"adapt": AdaptingSteps()}, "adapt is a rule for the number of local steps; give work="),
-    ],
-)
-def test_combinations_that_nobody_has_tested_are_refused(code: Any, options: Any, sentence: str) -> None:
-    with pytest.raises(BadInput, match=sentence):
-        Rounds(code, **options)
+def test_local_steps_of_a_code_with_replicas_are_refused() -> None:
+    with pytest.raises(BadInput, match="local steps under 'frc:load=2' have been tested as rounds of uncoded"):
+        Rounds(codes.FractionalRepetition(4, load=2), work=LocalSteps(tau=2))
+
+
+@pytest.mark.parametrize("key", ["models", "scaling", "decoder", "snapshot", "check", "order"])
+def test_keys_of_gradients_do_not_exist_for_local_steps(key: str) -> None:
+    with pytest.raises(BadInput, match=key):
+        strategy(f"pasgd:tau=2,{key}=1", workers=4)
 
 
 def test_marginal_scaling_needs_a_code_with_a_closed_form() -> None:

@@ -15,6 +15,7 @@ from anyk.protocol import Dispatch, Failed, Fleet, Joined, Leaving, Lost, Reply,
 from anyk.runs.floor import floor_seconds
 from anyk.runs.log import queries
 from anyk.testing import check_strategy
+from byhand import adapted_by_hand
 
 pytestmark = pytest.mark.in_process
 
@@ -68,6 +69,18 @@ def test_approximate_steps_go_on(strategy: str) -> None:
     changing, fixed = train(spec, FLEET), train(spec)
     assert changing.steps == 200
     assert changing.loss == pytest.approx(fixed.loss, rel=0.1)
+
+
+def test_adacomm_of_a_changing_fleet_by_hand() -> None:
+    """Models are weighted by the samples of those who are there, and tau follows the loss of their mean."""
+    outages = [*away(0, 20, 4, 5), *away(30, 60, 3), *away(70, 95, 1, 2, 3)]
+    fleet = Simulated(6, delays="exp:mean=0.3", seed=3, outages=outages)
+    spec = "adacomm:tau=16,interval=8,batch=2,fewest=2,partitions=25"
+    run = anyk.train(PROBLEM, spec, fleet, steps=60, optimizer=anyk.optimizers.GD(lr=0.3))
+    w, taus = adapted_by_hand(run, PROBLEM, partitions=25, first_tau=16, by_samples=True)
+    assert run.model == pytest.approx(w, abs=1e-12)
+    assert taus[0] > taus[3] > taus[-1]
+    assert {len(run.receipt(step).samples) for step in range(1, 61)} >= {3, 4, 5, 6}
 
 
 def test_with_notice_no_step_is_computed_twice() -> None:
@@ -140,6 +153,8 @@ def test_dropout_masks_do_not_depend_on_who_is_there() -> None:
         "bgc:load=3,fewest=3",
         "pasgd:tau=3,fewest=2",
         "uncoded:fewest=2,models=2",
+        "adacomm:tau=5,interval=0.5,fewest=2",
+        "adacomm:tau=5,interval=0.5,probe=1/2/5,fewest=3",
         "uncoded:wait=2|0.5s,fewest=3",
     ],
 )
@@ -254,6 +269,12 @@ TRAIN = ["train", "--data", "synthetic:rows=64,features=3", "--cluster", "simula
         (["--workers", "8", "--partitions", "65"], "cut into 65 partitions of at least one row; use fewer partitions"),
         (["--workers", "8", "--partitions", "16", "--strategy", "mds"], "or leave out the range and partitions"),
         (["--workers", "4..8", "--partitions", "0"], "partitions must be a whole number of at least 1, got 0"),
+        (
+            ["--workers", "4..8", "--strategy", "uncoded:wait=2,snapshot=3"],
+            "snapshot uses earlier messages of groups again, whos",
+        ),
+        (["--workers", "4..8", "--strategy", "pasgd:clients=3"], "clients are sampled from all workers of a fixed fle"),
+        (["--workers", "4..8", "--strategy", "uncoded:balance=auto"], "has a rule by which its code changes already"),
         (["--workers", "8", "--strategy", "uncoded:fewest=4,partitions=0"], "at least 1, got 0"),
         (["--workers", "4..8", "--strategy", "uncoded:fewest=3"], "'uncoded:fewest=3' has its own range of workers"),
         (["--workers", "4..8", "--partitions", "16", "--strategy", "bgc:partitions=8"], "'bgc:partitions=8' has its"),

@@ -1,7 +1,18 @@
 """Measuring a fleet: records of how long each worker takes, read from many sources or made by a recorder."""
 
 from anyk.fleet.records.record import PARTS, Record, joined
-from anyk.fleet.records.record_sources import read, read_all
+from anyk.fleet.records.record_sources import Reading, RecordSource, read, read_all, record_sources
 from anyk.fleet.records.recorder import Recorder, ddp
 
-__all__ = ["PARTS", "Record", "Recorder", "ddp", "joined", "read", "read_all"]
+__all__ = [
+    "PARTS",
+    "Reading",
+    "Record",
+    "RecordSource",
+    "Recorder",
+    "ddp",
+    "joined",
+    "read",
+    "read_all",
+    "record_sources",
+]

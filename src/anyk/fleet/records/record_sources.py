@@ -1,16 +1,22 @@
-"""Fleet records read from run folders, tables, the traces of other programs, and recorders' folders."""
+"""Fleet records read from run folders, tables, the traces of other programs, and recorders' folders.
+
+Each kind of file or folder is a :class:`RecordSource` in the registry ``record_sources``. Those of plug-ins are asked
+first whether a file or folder is of their kind, then anyk's own in order.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from anyk.delays import Named, TimeTable, interpreted, read_arrays
-from anyk.errors import BadInput
+from anyk.errors import BadInput, explaining
 from anyk.fleet.records.json_traces import is_json, read_json
 from anyk.fleet.records.other_programs import COLUMNS, is_event_log, read_event_log, read_operations
 from anyk.fleet.records.packed import stem
@@ -19,6 +25,7 @@ from anyk.fleet.records.recorder import HEADER
 from anyk.matrices import read_npz
 from anyk.runs import Run, is_race
 from anyk.runs.api import computing_seconds, crowding, driver_seconds, task_seconds
+from anyk.specs import Entry, Registry
 from anyk.strategies import fleet_keys
 from anyk.tables import Table, check_input_file, limit, read_csv, read_parquet, shown
 
@@ -27,6 +34,40 @@ _FILES = "worker-*.csv"  # files of recorders
 _ROLLED = "events_*"  # files in a folder of a rolled Spark event log
 _MORE = ("censored", "load", *PARTS)  # columns of a long table beside its seconds
 _TABLES = (".csv", ".csv.gz", ".parquet")
+_NO_COLUMNS = "--round, --worker and --seconds name the columns of a table"
+
+
+class Reading(NamedTuple):
+    """How the user wants a file or folder to be read.
+
+    ``unit``: s, ms, us or ns, if the user says so. ``max_gb``: a limit on memory, None for the usual one. ``columns``:
+    the columns of a table that the user names.
+    """
+
+    unit: str | None = None
+    max_gb: float | None = None
+    columns: Named = Named()
+
+
+class RecordSource(ABC):
+    """A kind of file or folder from which fleet records are read.
+
+    ``takes_columns``: whether the user may name columns of it, ``reading.columns``; they are refused otherwise.
+    """
+
+    takes_columns: ClassVar[bool] = False
+
+    @abstractmethod
+    def recognises(self, path: Path) -> bool:
+        """Return whether a file or folder that exists is of this kind, by its name, its first bytes or its files."""
+
+    @abstractmethod
+    def read(self, path: Path, reading: Reading) -> Record:
+        """Return the record; raise :class:`~anyk.errors.BadInput` if the file or folder is damaged."""
+
+
+record_sources: Registry[RecordSource] = Registry("source of fleet records")
+_OWN = __name__  # the module of anyk's own sources
 
 
 def read(
@@ -53,39 +94,58 @@ def read(
     named = Named(round, worker, seconds)
     if isinstance(source, Record | Run):
         if named:
-            raise BadInput("--round, --worker and --seconds name the columns of a table; this source has none")
+            raise BadInput(f"{_NO_COLUMNS}; this source has none")
         return source if isinstance(source, Record) else _of_run(source)
     path = Path(source).expanduser()
-    return _of_folder(path, unit, max_gb, named) if path.is_dir() else _of_file(path, unit, max_gb, named)
+    return _read_path(path, Reading(unit, max_gb, named))
 
 
-def _of_file(path: Path, unit: str | None, max_gb: float | None, named: Named) -> Record:
-    check_input_file(path, "fleet record")
-    name = path.name.lower()
-    if name.endswith(_TABLES):
-        table = (read_parquet if name.endswith(".parquet") else read_csv)(path, limit(path, max_gb))
-        columns = {column.strip().lower() for column in table.names} if table.header else set()
-        if columns >= COLUMNS and not named:
-            return read_operations(path, table)
-        kind = "Parquet" if name.endswith(".parquet") else "CSV"
-        return _of_table(path, interpreted(path, table, unit=unit, named=named, more=_MORE), kind)
-    if is_json(path):
-        found = read_json(path, max_gb)
-        if isinstance(found, Table):
-            return _of_table(path, interpreted(path, found, unit=unit, named=named, more=_MORE), "JSON lines")
-        record = found
-    elif name.endswith(".npz"):
-        record = _of_npz(path, unit, max_gb)
-    elif is_event_log(path):
-        record = read_event_log([path], max_gb=max_gb)
-    else:
+def _read_path(path: Path, reading: Reading) -> Record:
+    """Return the record of a file or folder."""
+    if not path.is_dir():
+        check_input_file(path, "fleet record")
+    entry = _recognised(path)
+    made = entry.build()
+    if reading.columns and not made.takes_columns:
+        raise BadInput(f"{_NO_COLUMNS}; '{shown(path)}' has none")
+    if _is_own(entry):
+        return made.read(path, reading)
+    with explaining(f"the source '{entry.name}' of fleet records failed"):
+        record = made.read(path, reading)
+    if not isinstance(record, Record):
+        raise BadInput(f"the source '{entry.name}' of fleet records returned {type(record).__name__}, not a Record")
+    return replace(record, remarks=(f"read by '{entry.name}'", *record.remarks))
+
+
+def _is_own(entry: Entry[RecordSource]) -> bool:
+    return getattr(entry.build, "__module__", "") == _OWN
+
+
+def _recognised(path: Path) -> Entry[RecordSource]:
+    """Return the source of a file or folder; raise :class:`~anyk.errors.BadInput` if there is none, or several."""
+    entries = list(record_sources)
+    found = []
+    for entry in entries:
+        if not _is_own(entry):
+            with explaining(f"the source '{entry.name}' of fleet records failed"):
+                if entry.build().recognises(path):
+                    found.append(entry)
+    if len(found) > 1:
+        names = " and ".join(f"'{entry.name}'" for entry in found)
+        raise BadInput(f"'{shown(path)}' is recognised by the sources {names}; use the plug-in of only one of them")
+    own = (entry for entry in entries if _is_own(entry) and entry.build().recognises(path))
+    entry_or_none = next(iter(found), None) or next(own, None)
+    if entry_or_none is not None:
+        return entry_or_none
+    if path.is_dir():
         raise BadInput(
-            f"'{shown(path)}' is not a fleet record; give a run folder, a .npz, .csv or .parquet table, JSON lines, a "
-            "Spark event log, or a JSON trace of PyTorch, Ray, Horovod or NCCL"
+            f"the folder '{shown(path)}' is neither a run nor written by a recorder ({_FILES}), nor has it a table or "
+            "a trace for each worker"
         )
-    if named:
-        raise BadInput(f"--round, --worker and --seconds name the columns of a table; '{shown(path)}' has none")
-    return record
+    raise BadInput(
+        f"'{shown(path)}' is not a fleet record; give a run folder, a .npz, .csv or .parquet table, JSON lines, a "
+        "Spark event log, or a JSON trace of PyTorch, Ray, Horovod or NCCL"
+    )
 
 
 def read_all(
@@ -156,35 +216,126 @@ def _of_run(run: Run) -> Record:
     )
 
 
-def _of_folder(path: Path, unit: str | None, max_gb: float | None, named: Named) -> Record:
-    if (path / "run.toml").is_file() or is_race(path):  # of which Run.open asks for one of its runs
-        with Run.open(path) as run:
+# ------------------------------------------------------------------------------------------- anyk's own sources
+
+
+@record_sources.register("run")
+class _RunFolder(RecordSource):
+    """The folder of a run."""
+
+    def recognises(self, path: Path) -> bool:
+        return path.is_dir() and ((path / "run.toml").is_file() or is_race(path))
+
+    def read(self, path: Path, reading: Reading) -> Record:
+        with Run.open(path) as run:  # of a race it asks for one of its runs
             return _of_run(run)
-    if rolled := [file for file in path.glob(_ROLLED) if file.is_file()]:
-        return read_event_log(rolled, max_gb=max_gb)
-    files = sorted(path.glob(_FILES))
-    if files and all(_starts_with(file, HEADER) for file in files):
+
+
+@record_sources.register("table")
+class _TableFile(RecordSource):
+    """A CSV or Parquet table, also an operation trace in the layout of StragglerAnalysis."""
+
+    takes_columns = True
+
+    def recognises(self, path: Path) -> bool:
+        return path.is_file() and path.name.lower().endswith(_TABLES)
+
+    def read(self, path: Path, reading: Reading) -> Record:
+        parquet = path.name.lower().endswith(".parquet")
+        table = (read_parquet if parquet else read_csv)(path, limit(path, reading.max_gb))
+        columns = {column.strip().lower() for column in table.names} if table.header else set()
+        if columns >= COLUMNS and not reading.columns:
+            return read_operations(path, table)
+        times = interpreted(path, table, unit=reading.unit, named=reading.columns, more=_MORE)
+        return _of_table(path, times, "Parquet" if parquet else "CSV")
+
+
+@record_sources.register("json")
+class _JsonFile(RecordSource):
+    """JSON lines with round, worker and seconds, or a JSON trace of PyTorch, Ray, Horovod or NCCL."""
+
+    takes_columns = True
+
+    def recognises(self, path: Path) -> bool:
+        return path.is_file() and is_json(path)
+
+    def read(self, path: Path, reading: Reading) -> Record:
+        found = read_json(path, reading.max_gb)
+        if isinstance(found, Table):
+            times = interpreted(path, found, unit=reading.unit, named=reading.columns, more=_MORE)
+            return _of_table(path, times, "JSON lines")
+        if reading.columns:
+            raise BadInput(f"{_NO_COLUMNS}; '{shown(path)}' has none")
+        return found
+
+
+@record_sources.register("npz")
+class _ArrayFile(RecordSource):
+    """An npz file with an array of rounds x workers, or a record that anyk wrote."""
+
+    def recognises(self, path: Path) -> bool:
+        return path.is_file() and path.name.lower().endswith(".npz")
+
+    def read(self, path: Path, reading: Reading) -> Record:
+        return _of_npz(path, reading.unit, reading.max_gb)
+
+
+@record_sources.register("spark")
+class _SparkLog(RecordSource):
+    """A Spark event log, or the folder of one that was rolled."""
+
+    def recognises(self, path: Path) -> bool:
+        return bool(_rolled(path)) if path.is_dir() else is_event_log(path)
+
+    def read(self, path: Path, reading: Reading) -> Record:
+        return read_event_log(_rolled(path) if path.is_dir() else [path], max_gb=reading.max_gb)
+
+
+def _rolled(folder: Path) -> list[Path]:
+    return [file for file in folder.glob(_ROLLED) if file.is_file()]
+
+
+@record_sources.register("recorder")
+class _RecorderFolder(RecordSource):
+    """A folder that a recorder wrote."""
+
+    def recognises(self, path: Path) -> bool:
+        files = sorted(path.glob(_FILES)) if path.is_dir() else []
+        return bool(files) and all(_starts_with(file, HEADER) for file in files)
+
+    def read(self, path: Path, reading: Reading) -> Record:
         columns = [
-            read_csv(file, limit(file), header=True, text=partial(_check_names, file)).columns[:3] for file in files
+            read_csv(file, limit(file), header=True, text=partial(_check_names, file)).columns[:3]
+            for file in sorted(path.glob(_FILES))
         ]
         values = tuple(np.concatenate(parts) for parts in zip(*columns, strict=True))
         table = interpreted(path, Table(tuple(HEADER.split(",")), values, True), unit="s")
         return replace(_of_table(path, table, "CSV"), remarks=("written by recorders",))
-    files = sorted(
-        file for file in path.iterdir() if file.is_file() and (file.name.lower().endswith(_TABLES) or is_json(file))
-    )
-    if not files:
-        raise BadInput(
-            f"the folder '{shown(path)}' is neither a run nor written by a recorder ({_FILES}), nor has it a table or "
-            "a trace for each worker"
-        )
-    records = [_of_file(file, unit, max_gb, named) for file in files]
-    if wide := [file for file, record in zip(files, records, strict=True) if len(record.workers) > 1]:
-        raise BadInput(
-            f"the folder '{shown(path)}' has files of several workers each, as {wide[0].name}; name the files in their "
-            "order in place of the folder"
-        )
-    return joined(records)
+
+
+@record_sources.register("files")
+class _FileForEach(RecordSource):
+    """A folder with a table or a JSON trace for each worker."""
+
+    takes_columns = True
+
+    def recognises(self, path: Path) -> bool:
+        return path.is_dir() and bool(self._files(path))
+
+    def _files(self, folder: Path) -> list[Path]:
+        files = (file for file in folder.iterdir() if file.is_file())
+        return sorted(file for file in files if file.name.lower().endswith(_TABLES) or is_json(file))
+
+    def read(self, path: Path, reading: Reading) -> Record:
+        files = self._files(path)
+        records = [_read_path(file, reading) for file in files]
+        wide = [file for file, record in zip(files, records, strict=True) if len(record.workers) > 1]
+        if wide:
+            raise BadInput(
+                f"the folder '{shown(path)}' has files of several workers each, as {wide[0].name}; name the files in "
+                "their order in place of the folder"
+            )
+        return joined(records)
 
 
 def _starts_with(file: Path, head: str) -> bool:

@@ -95,7 +95,7 @@ def load(spec: str, *, file: str | Path | None = None, progress: Tell | None = t
     (40, 3)
     """
     name, _ = parse(spec)
-    if name not in sources and Path(name).suffix:
+    if Path(name).suffix and name not in sources:
         raise BadInput(
             f"'{name}' looks like a file; to read one use the data set 'file' with --data-file {name}, or "
             f"shards:files={name} where it does not fit into memory"

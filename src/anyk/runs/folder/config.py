@@ -40,7 +40,8 @@ class Digests(msgspec.Struct, frozen=True, omit_defaults=True):
     ``data``: digest of the problem's arrays, None without arrays. ``traces``: digests of measured delays, by file.
     ``files``: SHA-256 of files that strategies name, such as a matrix, by path. ``code``: SHA-256, by name, of the
     files and modules that the configuration names, of plug-ins, and of what these import from their own folder.
-    ``plugins``: paths of the plug-ins. ``predictor``: SHA-256 of the file with which the model predicts.
+    ``plugins``: paths of the plug-ins. ``installed``: installed distributions whose plug-ins the run uses, as "name
+    version", with SHA-256 of their code. ``predictor``: SHA-256 of the file with which the model predicts.
     """
 
     data: str | None = None
@@ -48,6 +49,7 @@ class Digests(msgspec.Struct, frozen=True, omit_defaults=True):
     files: dict[str, str] = {}
     code: dict[str, str] = {}
     plugins: list[str] = []
+    installed: dict[str, str] = {}
     predictor: str | None = None
 
 

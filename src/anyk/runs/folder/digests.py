@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from anyk import delays, strategies
+from anyk import delays, installed, strategies
 from anyk.clusters import Cluster
 from anyk.errors import BadInput, UnknownName
 from anyk.named import local_imports, plugins, sha256_of
@@ -31,6 +31,7 @@ def digests_of(problem: Problem, cluster: Cluster, config: SharedConfig) -> Dige
         traces=dict(traces_of((cluster.delays, cluster.communication))),
         code=_code_digests([*sorted(_code_named(config)), *map(str, plugins())]),
         plugins=list(map(str, plugins())),
+        installed=installed.used_by(_specs_of(config)),
         files=files_of(config.strategies),
     )
 
@@ -40,7 +41,8 @@ def with_callbacks(config: Config, specs: Sequence[str]) -> Config:
     if not specs or list(specs) == config.callbacks:
         return config
     code = config.digests.code | _code_digests(_of_callbacks(specs))
-    return replace(config, callbacks=list(specs), digests=replace(config.digests, code=code))
+    used = config.digests.installed | installed.used_by(specs)
+    return replace(config, callbacks=list(specs), digests=replace(config.digests, code=code, installed=used))
 
 
 @contextmanager
@@ -95,7 +97,10 @@ def file_digest(file: str | Path, *, follow: bool = True) -> str | None:
 
 
 def check_named(config: SharedConfig, of: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if a plug-in in use, or a file that a strategy names, has changed."""
+    """Raise :class:`~anyk.errors.BadInput` if a plug-in, or a file that a strategy names, has changed or is missing.
+
+    A plug-in file that is not given is not missing before one of its names is looked up.
+    """
     for file, recorded in config.digests.files.items():
         _check_digest(f"'{file}' has changed since {of} began", file_digest(file), recorded)
     code = config.digests.code
@@ -104,6 +109,7 @@ def check_named(config: SharedConfig, of: str) -> None:
         was = str(path) if str(path) in code else next(moved, None)
         if was is not None:
             _check_code(code, was, str(path), of)
+    installed.check_used(config.digests.installed, _specs_of(config), of)
 
 
 def _check_digest(sentence: str, digest: str | None, recorded: str | None, kind: str = "SHA-256") -> None:
@@ -160,6 +166,14 @@ def _code_named(config: SharedConfig) -> set[str]:
     named = {name.rpartition(":")[0] for name in functions} | _of_callbacks(config.callbacks)
     specs = (*config.strategies, config.optimizer, config.lr)
     return named | {where for spec in specs for where, _ in torch_named(spec)}
+
+
+def _specs_of(config: SharedConfig) -> list[str]:
+    """Return the specs in a configuration, which may contain names of plug-ins."""
+    recipes = config.problem.each if config.problem else ()
+    of_data = [spec for recipe in recipes for spec in (recipe.data, recipe.model, recipe.split) if spec]
+    fixed = (config.cluster, config.delays, config.communication, config.optimizer, config.lr, config.evaluate)
+    return [*config.strategies, *fixed, *config.callbacks, *of_data]
 
 
 def _of_callbacks(specs: Sequence[str]) -> set[str]:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from anyk import html
+from anyk import html, installed
 from anyk.checks import AtLeastOne, typed
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
@@ -257,7 +257,8 @@ def resume_race(
     add = [spec if fleet_keys(spec) else with_keys(spec, shared) for spec in add]
     added = [_with_models(spec, config.models, config.workers) for spec in add]
     runs, checked_callbacks = config.runs | name_folders(added, config.runs), check_callbacks(callbacks)
-    digests = replace(config.digests, files=files_of(runs) | config.digests.files)
+    used = config.digests.installed | installed.used_by(runs)
+    digests = replace(config.digests, files=files_of(runs) | config.digests.files, installed=used)
     config = replace(config, runs=runs, seeds=seeds or config.seeds, digests=digests)
     config = with_callbacks(config, checked_callbacks.specs)
     write_sealed(folder / NAME, config)

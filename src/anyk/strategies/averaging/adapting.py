@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from math import ceil, floor, sqrt
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from msgspec import Meta
 
 from anyk.checks import AtLeastOne, PositiveNumber, Share, check_range, typed
 from anyk.errors import BadInput
+from anyk.plain import values_of
 from anyk.protocol import (
     Command,
     EvaluateLoss,
@@ -18,9 +18,9 @@ from anyk.protocol import (
     Mix,
     Note,
 )
-from anyk.specs import show
-from anyk.strategies.averaging.local_steps import LOCAL_DEFAULTS, LocalSteps
+from anyk.strategies.rounds.balance import Balance
 from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.rounds.terms import RoundTerms
 
 _START, _BEST = "initial model", "best probed"  # slots of adacomm with probe
 
@@ -87,36 +87,42 @@ class AdaptingSteps:
     least: int = 1
     probe: tuple[AtLeastOne, ...] = ()
 
-    def check(self, work: LocalSteps) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if the rule cannot adapt this work."""
-        if self.probe and work.outer is not None:
+    def check(self, rounds: RoundTerms, tau: int, *, outer: str | None) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if the rule cannot adapt local steps of these rounds."""
+        if self.probe and outer is not None:
             raise BadInput(
                 "probe of 'adacomm' starts again and again, which an outer optimiser's state would outlive; "
                 "leave out one of them"
             )
-        check_range("least of 'adacomm'", self.least, 1, work.tau, " (tau) local steps")
-        if work.clients is not None or work.keep or work.speeds or work.weighted or work.inner:
-            raise BadInput("'adacomm' has been tested with tau, outer and rate of local work only; leave out the rest")
+        check_range("least of 'adacomm'", self.least, 1, tau, " (tau) local steps")
+        if isinstance(rounds.changes, Balance):
+            raise BadInput(
+                "balance=auto compares the seconds of 50 rounds, in which 'adacomm' changes the number of local steps; "
+                "leave out either"
+            )
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the model and of the further models that probing needs."""
         return ("model", _START, _BEST) if self.probe else ("model",)
 
-    def show(self, work: LocalSteps, rounds: Mapping[str, Any]) -> str:
-        """Return the spec of rounds of this work with the rule."""
-        usual = {f.name: f.default for f in fields(self) if f.name != "interval"}
-        return show("adacomm", {"tau": work.tau, **vars(self), **work.values(rounds)}, LOCAL_DEFAULTS | usual)
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of a spec for this rule."""
+        return values_of(self, *(f.name for f in fields(self)))
 
-    def start(self, s: RoundState) -> tuple[AdaptingState, list[Command]]:
-        """Return the state at the start of a run, and the request for the loss."""
-        if self.probe:
-            s.work.tau = self.probe[0]
-        return AdaptingState(s.now + self.interval), [EvaluateLoss("model", 0)]
+    @property
+    def usual_keys(self) -> dict[str, Any]:
+        """The defaults of those keys that a spec may omit."""
+        return {f.name: f.default for f in fields(self) if f.name != "interval"}
+
+    def start(self, now: float, tau: int) -> tuple[AdaptingState, int, list[Command]]:
+        """Return the state at the start of a run, the first number of steps, and the request for the loss."""
+        return AdaptingState(now + self.interval), (*self.probe, tau)[0], [EvaluateLoss("model", 0)]
 
     def before_round(self, s: RoundState) -> list[Command]:
         """Return requests that the next round waits for; none if it may start."""
-        own: AdaptingState = s.adapt
+        own: AdaptingState = s.work.adapt
         if own.origin is None or s.now < own.due:
             return []
         while own.due <= s.now:
@@ -125,7 +131,7 @@ class AdaptingSteps:
 
     def on_loss(self, s: RoundState, event: LossEvaluated) -> list[Command] | None:
         """Adapt tau; return the commands before the next round, None if that has started already."""
-        own: AdaptingState = s.adapt
+        own: AdaptingState = s.work.adapt
         loss = event.loss - self.loss_floor
         if own.origin is None:
             own.origin, own.last_loss = (loss, event.rate), loss
@@ -152,7 +158,7 @@ class AdaptingSteps:
 
     def _probed(self, s: RoundState, loss: float) -> list[Command]:
         """Try the next number after an interval with one, or choose the best after the last."""
-        tried: list[float] = s.adapt.tried
+        tried: list[float] = s.work.adapt.tried
         loss = loss if loss == loss else float("inf")
         commands: list[Command] = []
         if loss < min(tried, default=float("inf")) or not tried:
@@ -164,7 +170,7 @@ class AdaptingSteps:
         else:
             best = tried.index(min(tried))
             s.work.tau = self.probe[best]
-            s.adapt.last_loss = tried[best]
+            s.work.adapt.last_loss = tried[best]
             commands.append(Mix("model", (), (), others=((_BEST, 1.0),)))
             losses = ", ".join(f"{tau}: {tried_loss:.4g}" for tau, tried_loss in zip(self.probe, tried, strict=True))
             commands.append(Note(f"tau = {s.work.tau} of those probed (excess losses {losses})"))

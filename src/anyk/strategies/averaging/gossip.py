@@ -178,7 +178,9 @@ class Gossip(CrewStrategy[GossipState]):
             s.anew.discard(node)
             mix, share = ((), 1.0) if anew else self.beginning(s, node, k)
             slot = "model" if anew else self.centre_slot(node)
-            chunk = Chunk((node,), (1.0,), slot, "done", self.batch, k * self.tau, self.tau, mix, share)
+            chunk = Chunk(
+                (node,), (1.0,), slot, batch=self.batch, repeat=k * self.tau, steps=self.tau, mix=mix, share=share
+            )
             tasks.append((chunk,))
         return Dispatch(first, tuple(nodes), tasks)
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from math import floor
 from typing import Any
 
 from anyk import keyed
 from anyk.checks import AtLeastOne, PositiveNumber, check_range, typed
+from anyk.codes import Selection
 from anyk.errors import BadInput
-from anyk.protocol import Chunk, Mix
+from anyk.plain import part
+from anyk.protocol import Chunk, Command, Dispatch, LossEvaluated, Mix
 from anyk.specs import bracketed, show
+from anyk.strategies.averaging.adapting import AdaptingSteps
+from anyk.strategies.rounds.balance import shares_of
+from anyk.strategies.rounds.elastic import ElasticState
+from anyk.strategies.rounds.round_work import RoundWork
 from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.rounds.terms import RoundTerms
+from anyk.strategies.wait import WaitLike
 
 
 @dataclass(slots=True)
@@ -26,11 +34,12 @@ class LocalState:
     last_task: dict[int, int] = field(default_factory=dict)  # the task that saved a worker's optimiser state
     steps_taken: dict[int, int] = field(default_factory=dict)  # worker -> local steps in this round
     speed: dict[int, float] = field(default_factory=dict)  # local steps per second
+    adapt: Any = part()  # state of the rule that adapts their number
 
 
 @typed
 @dataclass(frozen=True)
-class LocalSteps:
+class LocalSteps(RoundWork):
     """Periodic averaging: each worker takes ``tau`` local steps from the newest version, then models are averaged.
 
     Worker i has partition i and steps with the run's optimiser and learning rate, or with the optimiser of the spec
@@ -46,12 +55,15 @@ class LocalSteps:
       starts with a new one); otherwise each round starts with a new state.
     - ``speeds``: the number of a worker's steps is proportional to its speed so far, at least 1; the fastest worker
       takes ``tau``.
+    - ``adapt``: a rule that adapts ``tau`` during the run.
 
-    >>> LocalSteps(tau=5, outer="slowmo").show({})
+    >>> import anyk
+    >>> anyk.strategies.Rounds(anyk.codes.Uncoded(4), work=LocalSteps(tau=5, outer="slowmo")).spec
     'pasgd:tau=5,outer=slowmo'
     """
 
     State = LocalState
+    summary = "workers take steps of their own, then their models are averaged"
 
     tau: AtLeastOne = 10
     _: KW_ONLY
@@ -63,39 +75,90 @@ class LocalSteps:
     keep: bool = False
     speeds: bool = False
     seed: int = 0
+    adapt: AdaptingSteps | None = None
 
-    def check(self, workers: int) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if the settings are invalid for this number of workers."""
+    def check(self, rounds: RoundTerms) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if these rounds cannot be rounds of these local steps."""
+        if not rounds.code.own_messages:
+            raise BadInput(
+                f"local steps under '{rounds.code.spec}' have been tested as rounds of uncoded; leave out work"
+            )
         if self.rate != 1.0 and self.outer is None:
             raise BadInput("rate is the learning rate of an outer optimiser; give outer=gd, or leave rate out")
         if self.clients is not None:
-            check_range("clients", self.clients, 1, workers, " workers")
+            check_range("clients", self.clients, 1, rounds.code.workers, " workers")
+            if rounds.changes is not None:
+                raise BadInput(
+                    "clients are sampled from all workers of a fixed fleet, and the others have no times in the round; "
+                    "leave out clients, or balance=auto and the range of workers or partitions"
+                )
+        if self.adapt is not None:
+            self.adapt.check(rounds, self.tau, outer=self.outer)
+            if self.keep or self.speeds or self.weighted or self.inner:
+                raise BadInput(
+                    "'adacomm' has been tested with tau, outer, rate and clients of local work only; leave out the rest"
+                )
 
-    def values(self, rounds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of a spec besides ``tau``: first the keys of the ``rounds``, then of the work."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "tau"}
-        return {**rounds, **own, "outer": bracketed(self.outer), "inner": bracketed(self.inner)}
+    def show(self, rounds: RoundTerms) -> str:
+        """Return the spec of these rounds."""
+        wait = rounds.wait_shown
+        own_keys = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("tau", "adapt")}
+        values = {
+            "wait": None if self.clients is not None and wait == str(self.clients) else wait,
+            "cancel": rounds.cancel,
+            "batch": rounds.batch,
+            "shares": shares_of(rounds.code),
+            **rounds.keys_of_changes,
+            **own_keys,
+            "outer": bracketed(self.outer),
+            "inner": bracketed(self.inner),
+        }
+        usual = {"wait": None, "cancel": "preempt", "batch": 0, "shares": (), **LOCAL_DEFAULTS}
+        if self.adapt is None:
+            return show("pasgd", {"tau": self.tau, **values}, usual)
+        return show("adacomm", {"tau": self.tau, **self.adapt.keys, **values}, usual | self.adapt.usual_keys)
 
-    def show(self, rounds: Mapping[str, Any]) -> str:
-        """Return the spec of rounds of this work."""
-        return show("pasgd", {"tau": self.tau, **self.values(rounds)}, LOCAL_DEFAULTS)
+    # ------------------------------------------------------------------------------------------- facts
 
-    def start(self) -> LocalState:
-        """Return the state at the start of a run."""
-        return LocalState(self.tau, self.tau)
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the model, and of the further models that the adapting rule needs."""
+        return super().slots if self.adapt is None else self.adapt.slots
+
+    @property
+    def losses(self) -> bool:
+        """Whether the training loss is evaluated."""
+        return self.adapt is not None
+
+    @property
+    def usual_wait(self) -> WaitLike:
+        """The wait rule if none is given: for all clients."""
+        return self.clients
 
     # ------------------------------------------------------------------------------------------- one round
 
-    def select_clients(self, s: RoundState, workers: Sequence[int]) -> tuple[int, ...]:
-        """Return the workers that take part in this round."""
+    def start(self, s: RoundState) -> tuple[LocalState, list[Command]]:
+        """Return the state at the start of a run, and the request for the loss if the steps adapt to it."""
+        if self.adapt is None:
+            return LocalState(self.tau, self.tau), []
+        adapting, first_tau, commands = self.adapt.start(s.now, self.tau)
+        return LocalState(self.tau, first_tau, adapt=adapting), commands
+
+    def participants(self, s: RoundState, workers: Sequence[int]) -> Sequence[int]:
+        """Return those of the ``workers`` that take part in this round: its clients."""
         if self.clients is None:
-            return tuple(workers)
+            return workers
         random = keyed.generator(self.seed, "clients", s.version)
         order = [i for i in random.permutation(s.crew.size).tolist() if i not in s.crew.gone]
         sampled = set(order[: self.clients])
         return tuple(worker for worker in workers if worker in sampled)
 
-    def chunk(self, own: LocalState, worker: int, batch: int, partitions: tuple[int, ...]) -> Chunk:
+    def dispatch(self, s: RoundState, first: int, workers: Sequence[int], batch: int) -> Dispatch:
+        """Return the command that gives these workers their tasks."""
+        partitions = s.code.assignment
+        return Dispatch(first, workers, [(self._chunk(s.work, i, batch, partitions[i]),) for i in workers])
+
+    def _chunk(self, own: LocalState, worker: int, batch: int, partitions: tuple[int, ...]) -> Chunk:
         """Return a worker's chunk in this round."""
         steps = own.tau
         if self.speeds and worker in own.speed:
@@ -105,19 +168,15 @@ class LocalSteps:
         state = own.last_task.get(worker, -1)  # -1 unless states are kept
         return Chunk(partitions, (1.0,) * len(partitions), batch=batch, repeat=own.iterations, steps=steps, state=state)
 
-    def note_speed(self, s: RoundState, worker: int, task: int) -> None:
+    def note_speed(self, s: RoundState, worker: int) -> None:
         """Note the speed of a worker whose reply has arrived."""
-        if self.speeds and s.now > s.began and task in s.open:
+        if self.speeds and s.now > s.began:
             s.work.speed[worker] = s.work.steps_taken[worker] / (s.now - s.began)
 
-    def lost(self, own: LocalState, worker: int) -> None:
-        """Forget the optimiser state and speed of a lost worker."""
-        own.last_task.pop(worker, None)
-        own.speed.pop(worker, None)
-
-    def averaged(self, s: RoundState, used: Sequence[tuple[int, int]]) -> Mix:
-        """Return the command that averages the models that have arrived."""
+    def step(self, s: RoundState, decoding: Selection) -> tuple[Mix, Sequence[int]]:
+        """Return the step that averages the models that have arrived, and the tasks to be cancelled after it."""
         own: LocalState = s.work
+        used = [(s.task_of[worker], 0) for worker in decoding.replies]
         if self.speeds:  # an upper limit for workers that are cut off
             for worker in s.open.values():
                 most = own.steps_taken[worker] / max(s.now - s.began, 1e-9)
@@ -127,24 +186,47 @@ class LocalSteps:
             own.last_task |= {reply: task for reply, task in s.task_of.items() if task in tasks}
         weights = [1.0 / len(used)] * len(used)
         outer = None if self.outer is None else (self.outer, self.rate)
-        weighted = self.weighted or bool(s.code.shares) or s.elastic is not None
+        weighted = self.weighted or bool(s.code.shares) or isinstance(s.code_rule, ElasticState)
         mix = Mix("model", used, weights, by_samples=weighted, outer=outer, number=own.iterations)
         own.iterations += own.most
         own.most = 0
-        return mix
+        return mix, range(s.first, s.crew.next)
 
-    def others(self, s: RoundState) -> list[int]:
+    def before_round(self, s: RoundState) -> list[Command]:
+        """Return the request for the loss if the number of steps is due to be adapted to it."""
+        return [] if self.adapt is None else self.adapt.before_round(s)
+
+    def on_loss(self, s: RoundState, event: LossEvaluated) -> list[Command] | None:
+        """Adapt the number of steps; return the commands before the next round, None if it has started already."""
+        return None if self.adapt is None else self.adapt.on_loss(s, event)
+
+    # ------------------------------------------------------------------------------------------- workers that are lost
+
+    def forget(self, s: RoundState, worker: int) -> None:
+        """Forget the optimiser state and speed of a lost worker."""
+        s.work.last_task.pop(worker, None)
+        s.work.speed.pop(worker, None)
+
+    def replacements(self, s: RoundState) -> list[int]:
         """Return workers that can replace a client that has been abandoned."""
         if self.clients is None:
             return []
         busy = {*s.open.values(), *s.task_of, *s.crew.failures}
         return [i for i in sorted(s.crew.present) if i not in busy]
 
-    def done_without(self, s: RoundState) -> bool:
-        """Return whether no client is left to wait for, so that a step is taken without the others."""
-        if self.clients is None or not s.task_of:
+    def fewest_replies(self, s: RoundState) -> int | None:
+        """Return the number of models that can be averaged."""
+        return 1
+
+    def complete_without(self, s: RoundState) -> bool:
+        """Return whether models are averaged without the others, as no client, or no worker of a fleet, can reply."""
+        if not s.task_of:
             return False
-        return not set(self.select_clients(s, range(s.crew.size))) - set(s.task_of) - set(s.crew.failures)
+        if isinstance(s.code_rule, ElasticState):
+            return True
+        if self.clients is None:
+            return False
+        return not set(self.participants(s, range(s.crew.size))) - set(s.task_of) - set(s.crew.failures)
 
 
-LOCAL_DEFAULTS = {f.name: f.default for f in fields(LocalSteps) if f.name != "tau"}
+LOCAL_DEFAULTS = {f.name: f.default for f in fields(LocalSteps) if f.name not in ("tau", "adapt")}

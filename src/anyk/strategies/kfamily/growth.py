@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from math import floor, isfinite, sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,9 +27,7 @@ from anyk.protocol import (
 )
 from anyk.specs import show
 from anyk.strategies.kfamily.observed import Durations
-
-if TYPE_CHECKING:
-    from anyk.strategies.kfamily.kfamily import KFamily, KState
+from anyk.strategies.kfamily.state import FamilyTerms, KState
 
 Rule = Literal["loss", "delays", "noise"]
 _ALARM = "adasync"
@@ -111,13 +109,13 @@ class Growth:
         """Whether the rule evaluates the training loss."""
         return False
 
-    def check(self, family: KFamily) -> None:
+    def check(self, family: FamilyTerms) -> None:
         """Raise :class:`~anyk.errors.BadInput` if K of this family cannot grow by this rule."""
 
-    def show(self, family: KFamily) -> str:
+    def show(self, family: FamilyTerms) -> str:
         """Return the spec of the family with this rule, whose first setting is always shown."""
         others = fields(cast(Any, self))[1:]
-        usual = {field.name: field.default for field in (*fields(family), *others) if field.name != "k"}
+        usual = {field.name: field.default for field in (*fields(cast(Any, family)), *others) if field.name != "k"}
         values = {"base": family.kind, "k": family.k} | vars(self) | values_of(family, "lr_scale", "batch", "cancel")
         return show(self.name, values, usual)
 
@@ -125,7 +123,7 @@ class Growth:
         """Return the rule's state and the first commands of a run."""
         return NoState(), []
 
-    def on(self, family: KFamily, s: KState, event: Event) -> Commands:
+    def on(self, family: FamilyTerms, s: KState, event: Event) -> Commands:
         """Return the commands that follow a measurement for the rule, or its alarm."""
         return ()
 
@@ -139,7 +137,7 @@ class Growth:
         """Return the commands before the step that uses these messages."""
         return []
 
-    def stepped(self, family: KFamily, s: KState) -> list[Command]:
+    def stepped(self, family: FamilyTerms, s: KState) -> list[Command]:
         """Return the commands after a step."""
         return []
 
@@ -182,7 +180,7 @@ class AdaSync(Growth):
     rule: Rule = "loss"
     loss_floor: float = 0.0
 
-    def check(self, family: KFamily) -> None:
+    def check(self, family: FamilyTerms) -> None:
         if self.rule == "noise" and family.k < 2:
             raise BadInput("rule=noise of 'adasync' measures how gradients of a step differ; k must be at least 2")
         if family.k > family.workers:
@@ -196,7 +194,7 @@ class AdaSync(Growth):
         first: list[Command] = [] if self.rule == "noise" else [EvaluateLoss("model")]
         return AdaSyncState(Durations(max(400, 20 * s.crew.size))), [*first, SetAlarm(_ALARM, s.now + self.interval)]
 
-    def on(self, family: KFamily, s: KState, event: Event) -> Commands:
+    def on(self, family: FamilyTerms, s: KState, event: Event) -> Commands:
         match event:
             case NoiseMeasured():
                 self._weigh(s.growth, event)
@@ -220,7 +218,7 @@ class AdaSync(Growth):
     def stepping(self, s: KState, used: Sequence[tuple[int, int]]) -> list[Command]:
         return [MeasureNoise(used)] if self.rule == "noise" and len(used) > 1 else []
 
-    def stepped(self, family: KFamily, s: KState) -> list[Command]:
+    def stepped(self, family: FamilyTerms, s: KState) -> list[Command]:
         s.growth.began = {task: began for task, began in s.growth.began.items() if task in s.under_way}
         return []
 
@@ -235,7 +233,7 @@ class AdaSync(Growth):
         own.variance = _SMOOTHING * own.variance + (1.0 - _SMOOTHING) * variance
         own.square = _SMOOTHING * own.square + (1.0 - _SMOOTHING) * square
 
-    def _times(self, family: KFamily, s: KState) -> Any:
+    def _times(self, family: FamilyTerms, s: KState) -> Any:
         """Return the mean seconds of a step for K = 1, …, P; None until enough durations are known."""
         durations, n = s.growth.durations, family.workers
         if len(durations.entries) < 2 * n or len(durations) < max(4, n // 4):
@@ -244,7 +242,7 @@ class AdaSync(Growth):
 
     # ------------------------------------------------------------------------------------------- changes of K
 
-    def _adapt(self, family: KFamily, s: KState, event: LossEvaluated) -> Commands:
+    def _adapt(self, family: FamilyTerms, s: KState, event: LossEvaluated) -> Commands:
         loss, own = event.loss - self.loss_floor, s.growth
         if own.first is None:
             if loss <= 0.0:
@@ -267,7 +265,7 @@ class AdaSync(Growth):
             k = 0 if times is None else k_for_delays(family.k, first, loss, times, rate=rate)
         return self._grow(family, s, k, f"an excess loss of {loss:.4g}")
 
-    def _by_noise(self, family: KFamily, s: KState) -> Commands:
+    def _by_noise(self, family: FamilyTerms, s: KState) -> Commands:
         own, times = s.growth, self._times(family, s)
         if times is None or own.variance <= 0.0:
             return ()
@@ -275,7 +273,7 @@ class AdaSync(Growth):
         k = family.workers if noise == float("inf") else k_for_noise(noise, times)
         return self._grow(family, s, k, f"a gradient noise scale of {noise:.4g} gradients")
 
-    def _grow(self, family: KFamily, s: KState, k: int, why: str) -> Commands:
+    def _grow(self, family: FamilyTerms, s: KState, k: int, why: str) -> Commands:
         k = min(k, family.workers)
         if k <= s.k:
             return ()
@@ -296,14 +294,14 @@ class Gradual(Growth):
     by: AtLeastOne = 1
     last: int | None = None
 
-    def check(self, family: KFamily) -> None:
+    def check(self, family: FamilyTerms) -> None:
         if self.last is not None:
             check_range("last of 'gradual'", self.last, family.k, family.workers, " workers, and at least k")
 
-    def show(self, family: KFamily) -> str:
+    def show(self, family: FamilyTerms) -> str:
         return super(Gradual, replace(self, last=None) if self.last == family.workers else self).show(family)
 
-    def stepped(self, family: KFamily, s: KState) -> list[Command]:
+    def stepped(self, family: FamilyTerms, s: KState) -> list[Command]:
         last = family.workers if self.last is None else self.last
         k = max(s.k, min(last, family.k + s.version // self.every * self.by))
         if k == s.k:

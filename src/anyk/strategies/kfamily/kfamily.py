@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
 
-from anyk.checks import AtLeastOne, AtLeastZero, NonnegativeNumber, Positive, PositiveNumber, check_workers, typed
-from anyk.errors import BadInput
-from anyk.plain import part, values_of
+from anyk.checks import typed
 from anyk.protocol import (
     Alarm,
     Cancel,
-    CancelMode,
     Chunk,
     Combine,
     Command,
     Commands,
-    CompressorFacts,
-    DelayLaw,
     Dispatch,
     DriftMeasured,
     Event,
     Failed,
     Fleet,
-    Layout,
     LossEvaluated,
     MeasureDrift,
     Mix,
     NoiseMeasured,
-    Pace,
     Reply,
     StrategyFacts,
     Task,
 )
-from anyk.specs import bracketed, show
-from anyk.strategies.averaging.local_steps import LocalSteps
-from anyk.strategies.closed_forms import finishing_in_vain, mean_interval
-from anyk.strategies.crew import Crew, CrewStrategy, spec_of
-from anyk.strategies.kfamily.growth import Growth
-
-Kind = Literal["async", "k-sync", "k-async", "k-batch-async", "k-batch-sync"]
-Base = Literal["k-sync", "k-async", "k-batch-sync", "k-batch-async"]  # kinds with a k that may grow
-Stale = Literal["constant", "inverse", "sqrt", "distance"]
+from anyk.strategies.crew import Crew
+from anyk.strategies.kfamily.kfamily_facts import facts_of
+from anyk.strategies.kfamily.kfamily_settings import KFamilySettings
+from anyk.strategies.kfamily.state import KState
 
 _WEIGHT: dict[str, Callable[[int], float]] = {
     "constant": lambda staleness: 1.0,
@@ -54,31 +41,9 @@ _WEIGHT: dict[str, Callable[[int], float]] = {
 _ONE = (1.0,)
 
 
-@dataclass(slots=True)
-class KState:
-    """A run of the K family: gradients under way, and gradients that wait for the next step."""
-
-    crew: Crew
-    k: int
-    now: float
-    steps_taken: list[int]  # local steps of each worker so far
-    version: int = 0
-    under_way: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> worker, version
-    repeats: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # worker -> version, number of its tasks on that version
-    weights: dict[int, float] = field(
-        default_factory=dict
-    )  # task in the buffer -> weight, if weights depend on the drift of the model
-    buffer: list[tuple[int, int, int]] = field(
-        default_factory=list
-    )  # worker, task and version of gradients that wait for the step
-    growth: Any = part()
-
-
 @typed
 @dataclass(frozen=True, repr=False)
-class KFamily(CrewStrategy[KState]):
+class KFamily(KFamilySettings):
     """K-async, K-batch-async and K-batch-sync SGD (Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018); K = 1 is ``async``.
 
     Worker i has partition i. A step takes the mean of the ``k`` gradients that come first.
@@ -117,66 +82,9 @@ class KFamily(CrewStrategy[KState]):
     ('k-async:k=3', 'async:lr_scale=0.25')
     """
 
-    State = KState
-
-    workers: int
-    _: KW_ONLY
-    kind: Kind = "async"
-    k: AtLeastOne = 1
-    lr_scale: PositiveNumber = 1.0
-    batch: AtLeastZero = 0
-    stale: Stale = "constant"
-    cutoff: AtLeastZero = 0
-    bound: Positive | None = None
-    compensate: NonnegativeNumber = 0.0
-    cancel: CancelMode = "preempt"
-    growth: Growth | None = None
-    work: LocalSteps | None = None
-
-    def __post_init__(self) -> None:
-        kind, k, bound = self.kind, self.k, self.bound
-        check_workers(self.workers)
-        single = kind in ("k-async", "k-sync")
-        if self.growth is not None:
-            self.growth.check(self)
-        if single and k > self.workers:
-            most = f"{self.workers}; the batch kinds take more gradients than workers"
-            raise BadInput(f"k of '{kind}' must be 1 to {most}, got {k}")
-        if (self.stale == "distance") != (bound is not None):
-            raise BadInput(
-                "stale=distance needs bound=…, the squared distance up to which a gradient counts fully, above 0; "
-                f"got stale={self.stale}, bound={bound}"
-            )
-        if self.growth is not None and (self.stale != "constant" or self.cutoff or self.compensate or self.work):
-            raise BadInput(
-                f"'{self.growth.name}' has been tested with plain gradients only; leave out stale, cutoff, "
-                "compensate and local steps"
-            )
-        if self.work is not None:
-            tested = LocalSteps(self.work.tau, outer=self.work.outer, rate=self.work.rate)
-            if kind != "k-batch-async" or self.work != tested or self.compensate or self.lr_scale != 1.0:
-                raise BadInput(
-                    "without waiting, local steps are tested as k-batch-async with tau, outer and rate; "
-                    "leave out the rest"
-                )
-
-    # ------------------------------------------------------------------------------------------- settings
-
     @property
-    def synchronous(self) -> bool:
-        """Whether a step cancels the tasks under way."""
-        return self.kind in ("k-sync", "k-batch-sync")
-
-    @property
-    def batches(self) -> bool:
-        """Whether a worker may contribute several gradients to a step."""
-        return self.kind in ("k-batch-sync", "k-batch-async")
-
-    @cached_property
-    def _one(self) -> bool:
-        """Whether a step is one gradient of a complete partition, as in most asynchronous runs: the fast path."""
-        plain = not self.batch and self.stale == "constant" and not self.compensate
-        return self.k == 1 and not self.synchronous and plain and self.growth is None and self.work is None
+    def facts(self) -> StrategyFacts:
+        return facts_of(self)
 
     @cached_property
     def _full_tasks(self) -> list[tuple[Task]]:
@@ -192,44 +100,6 @@ class KFamily(CrewStrategy[KState]):
     def _far(self) -> float:
         """Residual of a step with one gradient."""
         return float((self.workers - 1.0) ** 0.5)
-
-    @cached_property
-    def layout(self) -> Layout:
-        n, local = self.workers, self.work is not None
-        return Layout(
-            n,
-            n,
-            tuple((i,) for i in range(n)),
-            covers=((),) * n if local else None,
-            inner="" if local else None,
-            losses=self.growth is not None and self.growth.losses,
-            minibatches=self.batch > 0,
-        )
-
-    @cached_property
-    def spec(self) -> str:
-        if self.growth is not None:
-            return self.growth.show(self)
-        if self.work is not None:
-            values = {"tau": self.work.tau, "k": self.k, "rate": self.work.rate}
-            values |= values_of(self, "batch", "stale", "cutoff", "bound")
-            usual = {"rate": 1.0, "batch": 0, "stale": "sqrt", "cutoff": 0, "bound": None, "outer": None}
-            return show("fedbuff", values | {"outer": bracketed(self.work.outer)}, usual)
-        first = {} if self.kind == "async" else {"k": self.k}
-        return spec_of(self.kind, self, first, omit=("workers", "kind", "k"))
-
-    @property
-    def summary(self) -> str:
-        few = "every gradient" if self.k == 1 else f"every {self.k} gradients"
-        return f"takes a step at {few}, however old its version; waits for nobody"
-
-    @property
-    def facts(self) -> StrategyFacts:
-        return StrategyFacts(pace=self._pace, check_compressor=self._check_compressor)
-
-    def _check_compressor(self, by: CompressorFacts) -> None:
-        if self.compensate:
-            raise BadInput("delay compensation needs uncompressed gradients; leave out compensate")
 
     # ------------------------------------------------------------------------------------------- events
 
@@ -252,6 +122,7 @@ class KFamily(CrewStrategy[KState]):
             task, crew.next = crew.next, crew.next + 1
             s.version += 1
             s.under_way[task] = worker, s.version
+            # by position, as this is done at every event
             combine = Combine("model", ((event.task, 0),), _ONE, "counted", self.lr_scale, self._far, self.workers)
             return (combine, Dispatch(task, (worker,), self._full_tasks[worker]))
         s.now = event[0]
@@ -341,8 +212,17 @@ class KFamily(CrewStrategy[KState]):
         gain = sum((weight * m / count) ** 2 for weight in weights) ** 0.5
         if self.synchronous:  # an estimate of the complete sum, as in rounds
             weights = [weight * (1.0 / (count / m)) for weight in weights]
-            return Combine("model", messages, weights, "all", self.lr_scale, residual, gain)
-        return Combine("model", messages, weights, "counted", self.lr_scale, residual, gain, self.compensate)
+            return Combine("model", messages, weights, scale=self.lr_scale, residual=residual, gain=gain)
+        return Combine(
+            "model",
+            messages,
+            weights,
+            divisor="counted",
+            scale=self.lr_scale,
+            residual=residual,
+            gain=gain,
+            compensation=self.compensate,
+        )
 
     def _mixed(self, s: KState, messages: list[tuple[int, int]], weights: list[float]) -> Command:
         """Return the step made of the changes by local steps."""
@@ -379,27 +259,3 @@ class KFamily(CrewStrategy[KState]):
         if key not in self._batch_tasks:
             self._batch_tasks[key] = (Chunk((worker,), (1.0,), batch=self.batch, repeat=repeat),)
         return self._batch_tasks[key]
-
-    # ------------------------------------------------------------------------------------------- pace
-
-    def _pace(self, delays: DelayLaw) -> Pace:
-        """Return the pace, in the closed forms of Dutta et al. 2018."""
-        n, k, mean = self.workers, self.k, mean_interval(delays, self.workers)
-        if self.growth is not None:
-            return Pace(None, None, self.growth.why)
-        if self.work is not None:
-            seconds = None if mean is None or self.cutoff else k * self.work.tau * mean
-            why = "k tau over the sum of the workers' rates, whatever the law"
-            return Pace(seconds, (n - 1) / k if not self.cutoff else None, why)
-        if self.kind == "k-batch-sync" and (self.cancel == "discard" or delays.uninterruptible):
-            return finishing_in_vain(k, n, delays, batch=True)
-        if self.kind == "k-batch-sync":
-            seconds = k * mean if mean is not None and delays.memoryless else None
-            return Pace(seconds, 0.0, "k E[X] / n for exponential delays, else simulate")
-        if self.cutoff:
-            return Pace(None, None, "no closed form with a cut-off; simulate")
-        if self.kind == "k-async" and k > 1:
-            seconds = delays.order_statistic(k, n) if delays.memoryless or k == n else None
-            return Pace(seconds, (n - k) / k, "mean of the k-th of n delays for exponential delays, else simulate")
-        seconds = None if mean is None else k * mean
-        return Pace(seconds, (n - 1) / k, "k over the sum of the workers' rates, whatever the law")

@@ -220,7 +220,8 @@ class Anytime(RequestRounds[AnytimeState]):
         messages = [(s.got[worker], 0) for worker in workers]
         # the decoded coefficients are parts / finished for finished parts and 0 for the others
         residual, gain = (parts / finished - 1.0) ** 0.5, parts / finished**0.5
-        return Combine("model", messages, [1.0] * len(messages), "counted", 1.0, residual, gain)
+        weights = [1.0] * len(messages)
+        return Combine("model", messages, weights, divisor="counted", residual=residual, gain=gain)
 
     # ------------------------------------------------------------------------------------------- pace
 

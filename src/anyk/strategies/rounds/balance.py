@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,10 @@ from numpy.typing import NDArray
 from anyk.arrays import Floats
 from anyk.codes import Code, RepetitionCode
 from anyk.errors import BadInput
+from anyk.protocol import Fleet, Note
+from anyk.strategies.rounds.code_rules import CodeRule, since
+from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.rounds.terms import RoundTerms
 
 _PARTS = 16  # partitions of an even share
 _FEWEST = 8  # and at least, if a mini-batch is distributed over them
@@ -39,7 +44,7 @@ class BalanceState:
 
 
 @dataclass(frozen=True)
-class Balance:
+class Balance(CodeRule):
     """Cuts the data by the speed of workers, measured in the first rounds and whenever it changes.
 
     Every 10 rounds the seconds to each group's first reply are compared, over the last 50 rounds with these shares (in
@@ -51,38 +56,75 @@ class Balance:
     """
 
     State = BalanceState
+    moves_data = True
 
-    def check(self, code: Code) -> None:
+    def check(self, rounds: RoundTerms) -> None:
         """Raise :class:`~anyk.errors.BadInput` for a code whose blocks must be of equal size."""
+        code = rounds.code
         if not isinstance(code, RepetitionCode) or type(code).cut is RepetitionCode.cut:
             raise BadInput(f"balance=auto cuts the data of uncoded and frc by speed; '{code.spec}' needs even blocks")
 
-    def start(self, code: RepetitionCode) -> BalanceState:
+    @property
+    def keys(self) -> Mapping[str, Any]:
+        """The key of a spec for this rule."""
+        return {"balance": "auto"}
+
+    def first_code(self, rounds: RoundTerms) -> Code:
+        """Return the code with its blocks cut into many partitions."""
+        code = rounds.code
+        assert isinstance(code, RepetitionCode)
+        parts = even_parts(rounds.batch)
+        shares = np.array([len(block) for block in code.blocks_of]) * (code.groups / code.partitions)
+        return code.cut([max(1, round(parts * share)) for share in shares.tolist()])
+
+    def start(self, rounds: RoundTerms, fleet: Fleet) -> BalanceState:
         """Return the state at the start of a run."""
+        code = rounds.first_code
+        assert isinstance(code, RepetitionCode)
         return BalanceState([len(block) for block in code.blocks_of])
 
-    def reply(self, own: BalanceState, group: int, seconds: float) -> None:
-        """Note the first reply of a group, ``seconds`` after the round started."""
-        own.first_reply.setdefault(group, seconds)
+    def code(self, rounds: RoundTerms, s: RoundState) -> Code:
+        """Return the code with the present sizes of blocks."""
+        first = rounds.first_code
+        assert isinstance(first, RepetitionCode)
+        sizes = s.code_rule.sizes
+        return first if sizes == first.sizes else first.cut(sizes)
 
-    def ended(self, own: BalanceState, seconds: float) -> list[int] | None:
-        """Note that a round has ended after ``seconds``; return new sizes of blocks, None to keep the present ones."""
-        first_reply, own.first_reply = own.first_reply, {}
-        disturbed, own.disturbed = own.disturbed, False
-        if own.cold or disturbed:
-            own.cold = max(0, own.cold - 1)
+    def note_reply(self, s: RoundState, worker: int) -> None:
+        """Note the time of a reply, of which the first of a group counts."""
+        s.code_rule.first_reply.setdefault(s.code.group_of[worker], s.now - s.began)
+
+    def after_step(self, rounds: RoundTerms, s: RoundState) -> tuple[Code, list[Note]] | None:
+        """Return the code with other sizes of blocks, and a note about it, if that makes rounds shorter."""
+        sizes = reconsidered_sizes(s.code_rule, s.now - s.began)
+        if sizes is None:
             return None
-        own.seconds.append([first_reply.get(group, seconds) for group in range(len(own.sizes))])
-        del own.seconds[:-_REMEMBERED]
-        own.rounds += 1
-        if own.rounds % _ROUNDS:
-            return None
-        table, current = np.array(own.seconds), np.array(own.sizes)
-        sizes = better(table, current, _growing(np.median(table, axis=0), current, own.before))
-        if sizes is not None:
-            own.before = own.sizes, np.median(table, axis=0).tolist()
-            own.sizes, own.seconds, own.rounds = sizes, [], 0
-        return sizes
+        old = s.code
+        new = old.cut(sizes)
+        before, after = (np.repeat(range(old.groups), code.sizes) for code in (old, new))  # group of each partition
+        moved = 100.0 * np.count_nonzero(before != after) / old.partitions
+        shares = "/".join(map(str, new.shares))
+        return new, [Note(f"shares={shares} {since(rounds, s)}: {moved:.0f} % of the samples change hands")]
+
+
+def reconsidered_sizes(own: BalanceState, seconds: float) -> list[int] | None:
+    """Note that a round has ended after ``seconds``; return new sizes of blocks, None to keep the present ones."""
+    first_reply, own.first_reply = own.first_reply, {}
+    disturbed, own.disturbed = own.disturbed, False
+    if own.cold or disturbed:
+        own.cold = max(0, own.cold - 1)
+        return None
+    own.seconds.append([first_reply.get(group, seconds) for group in range(len(own.sizes))])
+    del own.seconds[:-_REMEMBERED]
+    own.rounds += 1
+    if own.rounds % _ROUNDS:
+        return None
+    table, current = np.array(own.seconds), np.array(own.sizes)
+    sizes = better(table, current, _growing(np.median(table, axis=0), current, own.before))
+    if sizes is not None:
+        own.before = own.sizes, np.median(table, axis=0).tolist()
+        own.sizes, own.seconds, own.rounds = sizes, [], 0
+    return sizes
 
 
 def even_parts(batch: int) -> int:

@@ -227,7 +227,7 @@ class ProgressRounds(RequestRounds[ProgressState]):
         residual = (1.0 / covered - 1.0) ** 0.5 if covered < 1.0 else 0.0
         messages = [(s.got[worker], 0) for worker in workers]
         weights = [s.asked[worker] / covered for worker in workers]
-        return Combine("model", messages, weights, "all", 1.0, residual, s.gain / covered)
+        return Combine("model", messages, weights, residual=residual, gain=s.gain / covered)
 
     def _stuck(self, s: ProgressState) -> list[Command]:
         """Ask or stop if all workers have finished everything and there is not enough."""

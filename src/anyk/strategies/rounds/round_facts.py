@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyk.arrays import Floats
+from anyk.codes import RepetitionCode
 from anyk.errors import BadInput
 from anyk.protocol import CompressorFacts, DelayLaw, Pace, Strategy, StrategyFacts
+from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.closed_forms import uncoded_pace
-from anyk.strategies.rounds.balance import settled_sizes
+from anyk.strategies.rounds.balance import Balance, settled_sizes
+from anyk.strategies.rounds.gradients import Gradients
+from anyk.strategies.rounds.round_settings import RoundSettings
 from anyk.strategies.wait import Count, Decodable
 
-if TYPE_CHECKING:
-    from anyk.strategies.rounds.coded_rounds import Rounds
 
-
-def facts_of(rounds: Rounds) -> StrategyFacts:
+def facts_of(rounds: RoundSettings) -> StrategyFacts:
     """Return the facts of rounds."""
-    code, exact = rounds.code, rounds.work is None and not rounds.enough.approximate
+    code, exact = rounds.code, isinstance(rounds.work, Gradients) and not rounds.enough.approximate
     computed = None
-    if rounds.balance is not None or rounds.elastic is not None:  # at the start
+    if rounds.changes is not None:  # at the start
         computed = [len(part) / rounds.first_code.partitions for part in rounds.first_code.assignment]
     vectors = float(code.workers + code.replies) if code.messages > 1 else code.workers * (1.0 + 1.0 / code.blocks)
     return StrategyFacts(
@@ -32,21 +32,21 @@ def facts_of(rounds: Rounds) -> StrategyFacts:
         vectors_sent=vectors if exact else None,
         pace=partial(_pace, rounds),
         durations=partial(_durations, rounds),
-        adapted=None if rounds.balance is None else partial(_adapted, rounds),
+        adapted=partial(_adapted, rounds) if isinstance(rounds.changes, Balance) else None,
         check_compressor=partial(_check_compressor, rounds),
     )
 
 
-def _check_compressor(rounds: Rounds, by: CompressorFacts) -> None:
+def _check_compressor(rounds: RoundSettings, by: CompressorFacts) -> None:
     """Raise :class:`~anyk.errors.BadInput` if these messages must not be compressed by this compressor."""
     spec, code = rounds.spec, rounds.code
-    if rounds.policy.projected or rounds.check:
+    if rounds.policy.projected or rounds.work.checks is not None:
         raise BadInput(f"'{spec}' finds wrong workers by comparing messages, and cannot compare compressed ones")
     if code.blocks > 1:
         raise BadInput(f"the messages of '{spec}' are a fraction of the vector already; leave compression out")
-    if rounds.snapshot:
+    if rounds.work.snapshot is not None:
         raise BadInput(f"'{spec}' uses messages again, which '{by.spec}' would blur; leave out snapshot")
-    if rounds.work is not None and rounds.work.keep:
+    if rounds.work.keep:
         raise BadInput(f"'{spec}' keeps the inner optimiser's state; with '{by.spec}' leave out keep")
     if by.promise == "contractive" and not code.own_messages:
         raise BadInput(
@@ -55,11 +55,12 @@ def _check_compressor(rounds: Rounds, by: CompressorFacts) -> None:
         )
 
 
-def _durations(rounds: Rounds, seconds: Floats, whole: Floats) -> Floats | None:
+def _durations(rounds: RoundSettings, seconds: Floats, whole: Floats) -> Floats | None:
     """Return the seconds until the k-th reply, or until the replies decode."""
-    code, rule = rounds.code, rounds.rule
-    plain = rounds.cancel == "preempt" and rounds.own_decoder and not rounds.snapshot and not rounds.check
-    if not plain or rounds.work or rounds.balance or rounds.elastic:
+    code, rule, work = rounds.code, rounds.rule, rounds.work
+    if rounds.changes is not None or rounds.cancel != "preempt" or isinstance(work, LocalSteps):
+        return None
+    if not work.own_decoder or work.snapshot is not None or work.checks is not None:
         return None
     if code.messages > 1:  # each arrives when all but the worker's later messages are done
         if rule != Decodable():
@@ -74,25 +75,26 @@ def _durations(rounds: Rounds, seconds: Floats, whole: Floats) -> Floats | None:
     return decodable if rule == Decodable() else None
 
 
-def _adapted(rounds: Rounds, seconds: Floats, slopes: Floats, load: float) -> Strategy:
+def _adapted(rounds: RoundSettings, seconds: Floats, slopes: Floats, load: float) -> Strategy:
     """Return rounds with the shares at which balance settles."""
-    code = rounds.balanced_code
-    return replace(rounds, code=code.cut(settled_sizes(code, seconds, slopes, load)), balance=None)
+    code = rounds.first_code
+    assert isinstance(code, RepetitionCode)
+    return replace(rounds, code=code.cut(settled_sizes(code, seconds, slopes, load)), changes=None)
 
 
-def _pace(rounds: Rounds, delays: DelayLaw) -> Pace:
+def _pace(rounds: RoundSettings, delays: DelayLaw) -> Pace:
     code, work = rounds.code, rounds.work
-    if rounds.adapt is not None:
-        return Pace(None, 0.0, "tau changes with the loss")
-    if work is not None:
+    if isinstance(work, LocalSteps):
+        if work.adapt is not None:
+            return Pace(None, 0.0, "tau changes with the loss")
         everyone = work.clients is None and str(rounds.rule) == "decodable" and not work.speeds
         seconds = delays.longest_sum(work.tau, code.workers) if everyone else None
         return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
-    if rounds.snapshot:
+    if work.snapshot is not None:
         return Pace(None, None, "no closed form with snapshots; simulate")
-    if rounds.together or rounds.elastic:
+    if rounds.together or rounds.changes is not None:
         return Pace(None, 0.0, "no closed form where workers compute different shares; simulate")
     if code.own_messages:
-        return uncoded_pace(code, rounds.enough, rounds.method, delays, in_vain=rounds.cancel == "discard")
+        return uncoded_pace(code, rounds.enough, work.method, delays, in_vain=rounds.cancel == "discard")
     why = "no closed form when workers finish in vain; simulate"
     return Pace(None, 0.0, why if rounds.cancel == "discard" else "no closed form; simulate")

@@ -33,13 +33,8 @@ class RoundState(BasicState):
     recent: tuple[float, ...] = ()  # the same for the last rounds, if the wait rule uses them
     checking: bool = False  # whether this round waits until its replies can be compared
     noted: str = ""  # the last note in the log about an adapting deadline
-    snapshot: dict[int, int] = field(default_factory=dict)  # group -> task whose message of the snapshot is stored
-    missed: list[int] = field(default_factory=list)  # number of steps taken without each worker's reply
-    learned: list[int] = field(default_factory=list)  # the same when the code was last relearned
-    work: Any = part()  # state of local steps
-    adapt: Any = part()  # state of the rule that adapts them
-    balance: Any = part()  # state of the shares that follow the speed of workers
-    elastic: Any = part()  # state of the code that follows the fleet
+    work: Any = part()  # state of the work: gradients or local steps
+    code_rule: Any = part()  # state of the rule by which the code changes
     expected: int = derived()  # replies of all workers that have partitions
     count: int | None = derived()  # number of replies that end a round, None if the rule is not a number
     code: Any = derived()

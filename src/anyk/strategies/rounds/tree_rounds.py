@@ -157,7 +157,8 @@ class TreeRounds(RequestRounds[TreeState]):
         share = self.code.shares[node]
         messages = tuple((s.got[child], 0) for child in weights)
         task = s.task_of[node]
-        return [RequestMessage(node, task, 0, share.partitions, share.coefficients, messages, tuple(weights.values()))]
+        factors = tuple(weights.values())
+        return [RequestMessage(node, task, 0, share.partitions, share.coefficients, messages=messages, weights=factors)]
 
     def _combine(self, s: TreeState) -> Combine:
         weights = self._weights_below(s, ROOT) or {}

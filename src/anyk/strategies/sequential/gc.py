@@ -9,8 +9,10 @@ from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.errors import BadInput
 from anyk.protocol import Layout
+from anyk.strategies.sequential.jobs import JobSum, Place
 from anyk.strategies.sequential.replay import End, Tolerance
-from anyk.strategies.sequential.sequential_rounds import JobSum, Place, SequentialRounds, SequentialState, Work
+from anyk.strategies.sequential.sequential_rounds import SequentialRounds
+from anyk.strategies.sequential.sequential_settings import SequentialState, Work
 
 
 @dataclass(slots=True)

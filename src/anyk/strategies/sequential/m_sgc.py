@@ -12,8 +12,10 @@ from anyk.arrays import Indices
 from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
+from anyk.strategies.sequential.jobs import JobSum, Place
 from anyk.strategies.sequential.replay import as_bits
-from anyk.strategies.sequential.sequential_rounds import ForBursts, JobSum, Place, SequentialState, Work
+from anyk.strategies.sequential.sequential_rounds import ForBursts
+from anyk.strategies.sequential.sequential_settings import SequentialState, Work
 
 
 @dataclass(slots=True)
@@ -156,32 +158,47 @@ class Multiplexed(ForBursts):
         return messages, weights, residual, max(gain, 1.0)
 
     def _feasible(self, s: MultiplexedState, late: int) -> bool:
-        t = s.round
         for m in range(self.T + 1):
-            job = t - m
+            job = s.round - m
             if job < s.combined or (self.limit and job >= self.limit):
                 continue
-            own, groups = self._of(s, job)
-            missing: Any = own[:, :, 0] < 0
-            absent = [self._without(group) for group in groups]
-            for i, work in enumerate(s.assigned):
-                if not late >> i & 1:
-                    for other, piece in work:
-                        if other == job:
-                            if piece < self.W - 1:
-                                missing[i, piece] = False
-                            else:
-                                absent[piece - (self.W - 1)] &= ~(1 << i)
-            short = missing.sum(axis=1)
-            if (short > self.T - m).any():
+            if not self._job_feasible(s, job, m, late):
                 return False
-            # pieces not computed yet come in their own rounds; lost pieces take the first of the last B rounds
-            lost = missing[:, : m + 1].sum(axis=1) if m < self.W - 1 else short
-            begin = max(m + 1, self.W - 1)
-            for group in range(self.B if self.coded else 0):
-                slot = self.W - 1 + group
-                if slot > m:  # workers without lost pieces by then will still compute this part
-                    absent[group] &= as_bits(np.flatnonzero(begin + lost > slot).tolist())
-                if not self._decodes_without(absent[group]):
-                    return False
         return True
+
+    def _job_feasible(self, s: MultiplexedState, job: int, m: int, late: int) -> bool:
+        """Return whether the job of m rounds ago can still be done if these workers straggle now, and none later."""
+        missing, absent = self._missing_after(s, job, late)
+        short = missing.sum(axis=1)
+        if (short > self.T - m).any():
+            return False
+        # pieces not computed yet come in their own rounds; lost pieces take the first of the last B rounds
+        lost = missing[:, : m + 1].sum(axis=1) if m < self.W - 1 else short
+        begin = max(m + 1, self.W - 1)
+        for group in range(self.B if self.coded else 0):
+            slot = self.W - 1 + group
+            if slot > m:  # workers without lost pieces by then will still compute this part
+                absent[group] &= as_bits(np.flatnonzero(begin + lost > slot).tolist())
+            if not self._decodes_without(absent[group]):
+                return False
+        return True
+
+    def _missing_after(self, s: MultiplexedState, job: int, late: int) -> tuple[Any, list[int]]:
+        """Return what a job lacks after this round if these workers straggle.
+
+        That is: which own pieces of each worker, shape (workers, W - 1), and the workers absent from each group.
+        """
+        own, groups = self._of(s, job)
+        missing: Any = own[:, :, 0] < 0
+        absent = [self._without(group) for group in groups]
+        for worker, work in enumerate(s.assigned):
+            if late >> worker & 1:
+                continue
+            for other, piece in work:
+                if other != job:
+                    continue
+                if piece < self.W - 1:
+                    missing[worker, piece] = False
+                else:
+                    absent[piece - (self.W - 1)] &= ~(1 << worker)
+        return missing, absent

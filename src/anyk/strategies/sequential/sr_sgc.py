@@ -8,7 +8,8 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.strategies.sequential.gc import OneCode, OneCodeState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, as_bits, choose_repeaters, selective, workers_in
-from anyk.strategies.sequential.sequential_rounds import ForBursts, SequentialState, Work
+from anyk.strategies.sequential.sequential_rounds import ForBursts
+from anyk.strategies.sequential.sequential_settings import SequentialState, Work
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class SelectiveRepetition(ForBursts, OneCode):
     def tolerated(self) -> int:
         return -(-self.B * self.lambda_ // (self.W - 1 + self.B))
 
-    def _replay_rounds(self, known: KnownRounds) -> Decided:
+    def replay_rounds(self, known: KnownRounds) -> Decided:
         return selective(
             known,
             known.count,

@@ -1,0 +1,50 @@
+"""Checks: rounds that wait until messages can be compared, so that wrong ones are found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from anyk import keyed
+from anyk.checks import PositiveShare, typed
+from anyk.codes import RepetitionCode
+from anyk.errors import BadInput
+from anyk.strategies.rounds.balance import Balance
+from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.rounds.terms import RoundTerms
+from anyk.strategies.wait import Decodable
+
+
+@typed
+@dataclass(frozen=True)
+class CheckedRounds:
+    """A ``share`` of rounds, sampled by their numbers, waits for every sum twice, so that messages can be compared.
+
+    Under a code whose replies are not replicas they wait for one reply more than it needs.
+    """
+
+    share: PositiveShare
+
+    def check(self, rounds: RoundTerms) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if the messages of these rounds cannot be compared."""
+        if rounds.rule != Decodable():
+            raise BadInput("check is for rounds that end when the sum is exact; leave out wait")
+        if isinstance(rounds.changes, Balance):
+            raise BadInput("check has not been tested with shares that change; leave out check or balance")
+        code = rounds.code
+        if not ((isinstance(code, RepetitionCode) and code.tolerates) or rounds.spanning):
+            raise BadInput(f"check needs a code with redundant replies, such as frc, cyclic or mds, got '{code.spec}'")
+
+    def samples(self, s: RoundState) -> bool:
+        """Return whether the round that begins is checked."""
+        return bool(keyed.generator(0, "check", s.before + s.version).random() < self.share)
+
+    def compared(self, s: RoundState, spanning: int) -> bool:
+        """Return whether every reply of this round can be compared with others, or no more will come."""
+        if not s.open:
+            return True
+        if spanning:
+            return len(s.task_of) > spanning
+        groups = s.code.group_of
+        replies, expected = Counter(groups[r] for r in s.task_of), Counter(groups[w] for w in s.open.values())
+        return all(count > 1 or not expected[group] for group, count in replies.items())

@@ -1,0 +1,180 @@
+"""Gradients: workers send partial gradients, and a step of the optimiser is taken by their decoded sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from anyk.checks import AtLeastOne, typed
+from anyk.codes import Code, Method, Selection
+from anyk.codes.decoders import METHODS, method
+from anyk.errors import BadInput
+from anyk.plain import part
+from anyk.protocol import Chunk, Combine, Command, Dispatch, Task, slot_names
+from anyk.specs import with_keys
+from anyk.strategies.rounds.checked_rounds import CheckedRounds
+from anyk.strategies.rounds.round_work import RoundWork
+from anyk.strategies.rounds.scaling import Scaling
+from anyk.strategies.rounds.snapshot import Snapshot
+from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.rounds.terms import RoundTerms
+from anyk.strategies.wait import Decodable
+
+
+@dataclass(slots=True)
+class GradientState:
+    """What is stored of earlier gradients."""
+
+    snapshot: Any = part()  # the messages of the last snapshot
+
+
+@typed
+@dataclass(frozen=True)
+class Gradients(RoundWork):
+    """Workers send partial gradients, and a step of the optimiser is taken by their decoded sum.
+
+    ``scaling`` corrects a sum with partitions missing: ``conditional`` divides by the mean coefficient (the covered
+    share, under a repetition code), given who replied (unbiased if workers and groups are alike, exact if complete);
+    ``marginal`` always divides by the expected share ``1 - p`` (needs a repetition code and a number in ``wait``);
+    ``none`` changes nothing. The default is conditional, but none for codes and decoders that are unbiased already.
+    ``decoder`` is the method that decodes the replies: the code's ``own`` way, ``exact``, ``least-squares``,
+    ``one-step``, ``algorithmic`` or a :class:`~anyk.codes.Method`.
+
+    ``models``: number of models that are trained simultaneously, one round each in turn. ``order="epoch"``: the
+    mini-batches of a partition are consecutive parts of a permutation, so that an epoch of steps uses each sample once.
+    ``snapshot``: messages of exact rounds correct the steps of the others
+    (:class:`~anyk.strategies.rounds.snapshot.Snapshot`); for repetition codes. ``checks``: some rounds wait until
+    messages can be compared (:class:`~anyk.strategies.rounds.checked_rounds.CheckedRounds`).
+
+    >>> import anyk
+    >>> anyk.strategies.Rounds(anyk.codes.Uncoded(4), wait=3, work=Gradients(models=2)).spec
+    'uncoded:wait=3,models=2'
+    """
+
+    State = GradientState
+
+    _: KW_ONLY
+    scaling: Scaling | None = None
+    decoder: str | Method = "own"
+    models: AtLeastOne = 1
+    snapshot: Snapshot | None = None
+    checks: CheckedRounds | None = None
+    order: Literal["random", "epoch"] = "random"
+
+    def check(self, rounds: RoundTerms) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if these rounds cannot send gradients in this way."""
+        self._check_decoder(rounds)
+        if self.order == "epoch" and (not rounds.batch or rounds.together):
+            raise BadInput(
+                "order=epoch orders the mini-batches of gradients; give batch=…, and leave out shares and balance"
+            )
+        if self.scaling == "marginal" and rounds.changes is not None:
+            raise BadInput(
+                "scaling=marginal divides by shares that are expected under one code, which balance=auto or a range of "
+                "workers or partitions changes; take scaling=conditional"
+            )
+        if self.snapshot is not None:
+            self.snapshot.check(rounds)
+        if self.checks is not None:
+            if self.snapshot is not None:
+                raise BadInput("check is for rounds that end when the sum is exact; leave out snapshot")
+            self.checks.check(rounds)
+
+    def _check_decoder(self, rounds: RoundTerms) -> None:
+        code, rule, own = rounds.code, rounds.rule, rounds.own_decoder
+        if rounds.policy.projected and not (rule == Decodable() and own):
+            raise BadInput(
+                f"'{code.spec}' finds Byzantine workers by its own decoder and waits until it has; "
+                "leave out wait and decoder"
+            )
+        if code.blocks > 1 and not own:
+            raise BadInput(f"'{code.spec}' supports only its own decoder; leave out decoder")
+        if self.method == METHODS["exact"] and rule.approximate:
+            raise BadInput(
+                f"decoder=exact refuses approximate sums, and wait={rule} may end a round with one; leave out either"
+            )
+
+    def show(self, rounds: RoundTerms) -> str:
+        """Return the spec of these rounds."""
+        usual: dict[str, Any] = {
+            "scaling": self._usual_scaling(rounds.code),
+            "decoder": "own",
+            "batch": 0,
+            "models": 1,
+            "cancel": "preempt",
+            "order": "random",
+        }
+        values = {
+            "wait": rounds.wait_shown,
+            "scaling": self.scaling_under(rounds.code),
+            "decoder": next((name for name, known in METHODS.items() if known == self.method), None),
+            "batch": rounds.batch,
+            "models": self.models,
+            "snapshot": None if self.snapshot is None else self.snapshot.every,
+            "cancel": rounds.cancel,
+            "check": None if self.checks is None else self.checks.share,
+            "order": self.order,
+        }
+        changed = {key: value for key, value in values.items() if value is not None and value != usual.get(key)}
+        return with_keys(rounds.code.spec, {**changed, **rounds.keys_of_changes})
+
+    # ------------------------------------------------------------------------------------------- facts
+
+    @cached_property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the models."""
+        return slot_names(self.models)
+
+    @cached_property
+    def method(self) -> Method:
+        """Method that decodes replies."""
+        return method(self.decoder)
+
+    @property
+    def epochs(self) -> bool:
+        """Whether mini-batches are consecutive parts of a permutation."""
+        return self.order == "epoch"
+
+    def scaling_under(self, code: Code) -> Scaling:
+        """Return how sums under a code are corrected if partitions are missing."""
+        return self.scaling or self._usual_scaling(code)
+
+    def _usual_scaling(self, code: Code) -> Scaling:
+        unbiased = (code.unbiased and self.own_decoder) or self.method == METHODS["one-step"]
+        return "none" if unbiased else "conditional"
+
+    # ------------------------------------------------------------------------------------------- one round
+
+    def start(self, s: RoundState) -> tuple[GradientState, list[Command]]:
+        """Return the state at the start of a run."""
+        return GradientState(None if self.snapshot is None else self.snapshot.State()), []
+
+    def tasks(self, code: Code, batch: int) -> tuple[tuple[Task, ...], ...]:
+        """Return the tasks per model and worker."""
+        c = code.messages
+        rows = [(tuple(map(int, p)), tuple(map(float, w))) for p, w in code.rows]  # a custom code may have arrays
+        return tuple(
+            tuple(
+                tuple(Chunk(p, w, slot, batch=batch) for p, w in rows[i * c : i * c + c]) for i in range(code.workers)
+            )
+            for slot in self.slots
+        )
+
+    def dispatch(self, s: RoundState, first: int, workers: Sequence[int], batch: int) -> Dispatch:
+        """Return the command that gives these workers their tasks."""
+        tasks = s.tasks[s.version % self.models]
+        chunks = tasks if len(workers) == len(tasks) else tuple(tasks[i] for i in workers)
+        # with several models, versions differ from rounds
+        return Dispatch(first, workers, chunks, None if self.models == 1 else s.before + s.version)
+
+    def step(self, s: RoundState, decoding: Selection) -> tuple[Command, Sequence[int]]:
+        """Return the step by the decoded sum, and the tasks to be cancelled after it."""
+        if self.snapshot is not None:
+            return self.snapshot.corrected(s, decoding)
+        task_of, messages = s.task_of, s.code.messages
+        used = [(task_of[reply], reply % messages) for reply in decoding.replies]
+        slot = self.slots[s.version % self.models]
+        combine = Combine(slot, used, decoding.weights, residual=decoding.residual, gain=decoding.gain)
+        return combine, range(s.first, s.crew.next)

@@ -1,0 +1,126 @@
+"""The work of a round: what workers send, and which step their messages make."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from anyk.codes import Code, Method, Selection
+from anyk.codes.decoders import METHODS
+from anyk.protocol import Command, Dispatch, LossEvaluated, Task
+from anyk.strategies.rounds.checked_rounds import CheckedRounds
+from anyk.strategies.rounds.scaling import Scaling
+from anyk.strategies.rounds.snapshot import Snapshot
+from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.rounds.terms import RoundTerms
+from anyk.strategies.wait import WaitLike
+
+
+class RoundWork(ABC):
+    """What workers send in a round, and which step their messages make: gradients or local steps.
+
+    ``models``: number of models that are trained simultaneously. ``inner``: the spec of the optimiser of local steps,
+    None for gradients. ``keep``: whether workers keep an optimiser's state. ``summary``: a short description, empty if
+    it is that of the code.
+    """
+
+    State: ClassVar[type[Any]]
+    models: int = 1
+    inner: str | None = None
+    keep: bool = False
+    summary: str = ""
+    snapshot: Snapshot | None = None
+    checks: CheckedRounds | None = None
+
+    @abstractmethod
+    def check(self, rounds: RoundTerms) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if these rounds cannot do this work."""
+
+    @abstractmethod
+    def show(self, rounds: RoundTerms) -> str:
+        """Return the spec of these rounds of this work."""
+
+    # ------------------------------------------------------------------------------------------- facts
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the models."""
+        return ("model",)
+
+    @property
+    def losses(self) -> bool:
+        """Whether the training loss is evaluated."""
+        return False
+
+    @property
+    def epochs(self) -> bool:
+        """Whether mini-batches are consecutive parts of a permutation."""
+        return False
+
+    @property
+    def method(self) -> Method:
+        """Method that decodes replies."""
+        return METHODS["own"]
+
+    @property
+    def own_decoder(self) -> bool:
+        """Whether replies are decoded in the code's own way."""
+        return self.method in (METHODS["own"], METHODS["exact"])
+
+    @property
+    def usual_wait(self) -> WaitLike:
+        """The wait rule if none is given; None if it is that of the code."""
+        return None
+
+    def scaling_under(self, code: Code) -> Scaling:
+        """Return how sums under a code are corrected if partitions are missing."""
+        return "none"
+
+    # ------------------------------------------------------------------------------------------- one round
+
+    @abstractmethod
+    def start(self, s: RoundState) -> tuple[Any, list[Command]]:
+        """Return the state of the work at the start of a run, and the first commands."""
+
+    def tasks(self, code: Code, batch: int) -> tuple[tuple[Task, ...], ...]:
+        """Return the tasks per model and worker, as far as they are the same in each round."""
+        return ()
+
+    def participants(self, s: RoundState, workers: Sequence[int]) -> Sequence[int]:
+        """Return those of the ``workers`` that take part in this round."""
+        return workers
+
+    @abstractmethod
+    def dispatch(self, s: RoundState, first: int, workers: Sequence[int], batch: int) -> Dispatch:
+        """Return the command that gives these workers their tasks, of which ``first`` is the number of the first."""
+
+    @abstractmethod
+    def step(self, s: RoundState, decoding: Selection) -> tuple[Command, Sequence[int]]:
+        """Return the step of a round that is over, and the tasks to be cancelled after it."""
+
+    def before_round(self, s: RoundState) -> list[Command]:
+        """Return requests whose answers the next round waits for; none if it may start."""
+        return []
+
+    def on_loss(self, s: RoundState, event: LossEvaluated) -> list[Command] | None:
+        """Return the commands before the next round, which waited for this loss; None if it has started already."""
+        return None
+
+    # ------------------------------------------------------------------------------------------- workers that are lost
+
+    def forget(self, s: RoundState, worker: int) -> None:
+        """Forget what a lost worker had stored."""
+        return
+
+    def replacements(self, s: RoundState) -> list[int]:
+        """Return workers that can take the place of participants that have been given up."""
+        return []
+
+    def fewest_replies(self, s: RoundState) -> int | None:
+        """Return the number of replies with which a step can be taken; None if it depends on the code."""
+        return None
+
+    def complete_without(self, s: RoundState) -> bool:
+        """Return whether a step is to be taken without those that have not replied, as none can any more."""
+        return False

@@ -1,0 +1,72 @@
+"""Exporters: what ``anyk export --to`` writes of a run, for other programs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from anyk.runs import Run
+from anyk.specs import Registry
+from anyk.views.exports.log_tables import save_tables
+from anyk.views.exports.perfetto import save_perfetto
+
+
+class Exporter(ABC):
+    """A format in which runs are exported.
+
+    ``ending``: what follows the run's name in the usual name of the file or, with ``folder``, of the folder to write.
+    """
+
+    ending: ClassVar[str]
+    folder: ClassVar[bool] = False
+
+    @abstractmethod
+    def save(self, run: Run, path: Path) -> str:
+        """Write a run to a file or folder, and return a line for the user about it.
+
+        Raises :class:`~anyk.errors.BadInput` if the run cannot be exported or nothing can be written there.
+        """
+
+
+exporters: Registry[Exporter] = Registry("export format")
+
+
+@exporters.register("perfetto")
+@dataclass(frozen=True)
+class _Perfetto(Exporter):
+    """A trace for ui.perfetto.dev, a .json or .json.gz file."""
+
+    ending = ".perfetto.json.gz"
+
+    def save(self, run: Run, path: Path) -> str:
+        count = save_perfetto(run, path)
+        return f"trace: {path} ({count:,} events); open it at ui.perfetto.dev, which keeps it on your machine"
+
+
+class _Tables(Exporter):
+    ending = "-tables"
+    folder = True
+    kind: ClassVar[Literal["parquet", "csv"]]
+
+    def save(self, run: Run, path: Path) -> str:
+        counts = save_tables(run, path, self.kind)
+        summary = ", ".join(f"{table} {count:,}" for table, count in counts.items())
+        return f"tables: {path} (rows: {summary})"
+
+
+@exporters.register("parquet")
+@dataclass(frozen=True)
+class _Parquet(_Tables):
+    """The tables of the run's log as Parquet files, in a folder."""
+
+    kind = "parquet"
+
+
+@exporters.register("csv")
+@dataclass(frozen=True)
+class _Csv(_Tables):
+    """The tables of the run's log as CSV files, in a folder."""
+
+    kind = "csv"
