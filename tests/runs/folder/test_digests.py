@@ -196,7 +196,7 @@ def test_files_of_a_plug_ins_law_are_found_from_any_folder(tmp_path, monkeypatch
         "link:latency=(written:s.txt),bandwidth=1e9": f"link:latency=({written}),bandwidth=",
     }
     for index, (spec, expected) in enumerate(asked.items()):
-        lines = spec if index else anyk.delays.links(spec)
+        lines = spec if index else anyk.delays.communication(spec)
         how = {
             "workers": 3,
             "communication": lines,
