@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,6 +136,11 @@ class VectorStore:
                     self._drop(place)
         if self.requests:
             self.requests = {key: request for key, request in self.requests.items() if key[0] != task}
+
+    def forget_requests(self, tasks: Collection[int]) -> None:
+        """Drop the requests of tasks that have ended."""
+        ended = set(tasks)
+        self.requests = {key: request for key, request in self.requests.items() if key[0] not in ended}
 
     def free(self, task: int, chunk: int) -> None:
         """Drop a message, immediately or when the last task that starts from it has ended."""
