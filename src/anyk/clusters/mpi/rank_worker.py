@@ -24,9 +24,10 @@ from anyk.clusters.mpi.link import (
     Sends,
     take_parcel,
 )
+from anyk.clusters.remote.channel import Disconnected
 from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.wire import form_of
-from anyk.clusters.remote.worker import Disconnected, RunSetup
+from anyk.clusters.remote.worker import RunSetup
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

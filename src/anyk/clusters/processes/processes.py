@@ -24,11 +24,11 @@ from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import ERROR_BOX, MESSAGE, RECORD, MailBox, MemoryLayout, Segment
 from anyk.clusters.processes.shared_store import SharedStore
 from anyk.clusters.processes.shared_worker import Briefing
+from anyk.clusters.remote.channel import EVALUATED, FAILED, READY
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle
 from anyk.clusters.remote.orders import NOTHING
 from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import ship
-from anyk.clusters.remote.worker import EVALUATED, FAILED, READY
 from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed

@@ -24,9 +24,10 @@ from anyk.clusters.processes.memory import (
     SharedStates,
     model_view,
 )
+from anyk.clusters.remote.channel import Disconnected
 from anyk.clusters.remote.orders import Orders, unpack
 from anyk.clusters.remote.shipping import unship
-from anyk.clusters.remote.worker import Disconnected, RunSetup, Worker
+from anyk.clusters.remote.worker import RunSetup, Worker
 from anyk.clusters.waiting import readable
 
 
@@ -82,13 +83,13 @@ class SharedMemoryWorker(Worker[int]):
         if ready and not os.read(self._doorbell, 4096):
             raise Disconnected
 
-    def model(self, slot: str, place: int) -> Vector:
-        w = model_view(self._shared.models, self._layout, place)
+    def model(self, slot: str, location: int) -> Vector:
+        w = model_view(self._shared.models, self._layout, location)
         w.flags.writeable = False  # other workers read the same memory
         return w
 
-    def message(self, place: tuple[int, int], size: int) -> Vector:
-        return self._shared.replies.array(place[0] + HEADER.size, size, self._messages.dtype)
+    def message(self, location: tuple[int, int], size: int) -> Vector:
+        return self._shared.replies.array(location[0] + HEADER.size, size, self._messages.dtype)
 
     def reserve_buffer(self, length: int, chunk: int) -> tuple[int, Vector]:
         layout, memory = self._layout, self._shared.replies.memory

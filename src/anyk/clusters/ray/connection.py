@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from anyk.clusters.remote.remote import NOTICE
+from anyk.clusters.remote.workforce import NOTICE
 from anyk.errors import MissingPackage, as_bad_input
 
 _KNOCK = 10.0  # seconds that a machine may take to answer

@@ -16,12 +16,13 @@ import numpy as np
 
 from anyk.arrays import Array, Vector
 from anyk.clusters.contract import Envelope, Key, Report
+from anyk.clusters.remote.channel import READY
 from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.orders import NO_TASK, Orders, unpack
 from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.wire import refuse
-from anyk.clusters.remote.worker import ASKED, READY, RunSetup, Worker
+from anyk.clusters.remote.worker import ASKED, RunSetup, Worker
 from anyk.errors import RunFailed
 
 
@@ -154,13 +155,13 @@ class NetworkedWorker(Worker[None]):
             self._needs[orders.task] = envelope.needs
             return orders
 
-    def model(self, slot: str, place: int) -> Vector:
-        w = self._vectors[slot, place]
+    def model(self, slot: str, location: int) -> Vector:
+        w = self._vectors[slot, location]
         w.flags.writeable = False
         return w
 
-    def message(self, place: tuple[int, int], size: int) -> Vector:
-        vector = self._vectors[place]
+    def message(self, location: tuple[int, int], size: int) -> Vector:
+        vector = self._vectors[location]
         if vector.size != size:
             raise RunFailed(f"a message of {vector.size} numbers arrived where {size} were announced")
         return vector

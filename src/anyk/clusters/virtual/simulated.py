@@ -17,7 +17,7 @@ from anyk.clusters.local import Local
 from anyk.clusters.store import VectorStore
 from anyk.clusters.virtual.calendar import Calendar, Outage
 from anyk.clusters.virtual.computing import ComputingStore
-from anyk.clusters.virtual.cores import COMPUTED, DUE, Compute
+from anyk.clusters.virtual.cores import Compute
 from anyk.clusters.virtual.schedule import TaskSchedule
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
@@ -70,9 +70,7 @@ class Simulated(Cluster):
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
         super().__init__(
-            ClusterOptions(
-                workers=workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication
-            )
+            ClusterOptions(workers=workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
         )
         for outage in (outages := [Outage(*outage) for outage in outages]):
             check_range("the worker of an outage", outage.worker, 0, workers - 1)
