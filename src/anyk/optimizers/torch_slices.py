@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,15 +16,10 @@ from anyk.optimizers.torch_groups import give_state, take_state
 if TYPE_CHECKING:
     import torch
 
+    # pieces of parameters with their gradients, the index of each one's parameter, and their optimiser's state
+    _Pieces = tuple[list[torch.Tensor], list[int], State]
+
 EVALUATIONS = "seen"  # the key in a state of the values of evaluations, in order
-
-
-class _Pieces(NamedTuple):
-    """The pieces of parameters in a slice, with their gradients, and the state of the optimiser that steps them."""
-
-    tensors: list[torch.Tensor]
-    parameters: list[int]  # the index of each piece's parameter
-    state: State
 
 
 class SliceStepper:
@@ -62,36 +57,39 @@ class SliceStepper:
     def step(self, coordinates: slice, gradient: Vector) -> None:
         """Step a slice of the model."""
         self._out[coordinates] = self._w[coordinates]
-        pieces = self._pieces_in(coordinates, gradient)
-        if not pieces.tensors:
+        pieces, parameters, state = self._pieces_in(coordinates.start, coordinates.stop, gradient)
+        if not pieces:
             return
-        optimizer = self._make(pieces.tensors, pieces.parameters)
+        optimizer = self._make(pieces, parameters)
         if not self._first:
-            give_state(optimizer, pieces.tensors, pieces.state)
+            give_state(optimizer, pieces, state)
         optimizer.step()
-        for key, array in take_state(optimizer, pieces.tensors).items():
+        for key, array in take_state(optimizer, pieces).items():
             number, _, name = key.partition(".")
             if ":" in name:
-                self._state[f"{pieces.parameters[int(number)]}.{name}"][:] = array  # the same from all pieces
-            elif not np.may_share_memory(array, pieces.state[key]):
-                pieces.state[key][:] = array
+                self._state[f"{parameters[int(number)]}.{name}"][:] = array  # the same from all pieces
+            elif not np.may_share_memory(array, state[key]):
+                state[key][:] = array
 
-    def _pieces_in(self, coordinates: slice, gradient: Vector) -> _Pieces:
-        """Return the pieces of parameters in a slice, but for parameters without a gradient."""
-        ends, pieces = self._ends, _Pieces([], [], {})
-        for parameter in range(bisect_right(ends, coordinates.start) - 1, bisect_left(ends, coordinates.stop)):
-            first = max(ends[parameter], coordinates.start)
-            last = min(ends[parameter + 1], coordinates.stop)
-            slope = gradient[first - coordinates.start : last - coordinates.start]
+    def _pieces_in(self, start: int, stop: int, gradient: Vector) -> _Pieces:
+        """Return the pieces of parameters between two coordinates, but for parameters without a gradient."""
+        ends, tensor_of, out = self._ends, self._tensor_of, self._out
+        pieces: list[torch.Tensor] = []
+        parameters: list[int] = []
+        state: State = {}
+        for parameter in range(bisect_right(ends, start) - 1, bisect_left(ends, stop)):
+            begin = ends[parameter]
+            first, last = max(begin, start), min(ends[parameter + 1], stop)
+            slope = gradient[first - start : last - start]
             if lacks_gradient(slope, unused=parameter in self._unused):
                 self.skipped.add(parameter)
                 continue
-            tensor = self._tensor_of(self._out[first:last])
-            tensor.grad = self._tensor_of(slope)
-            number = len(pieces.tensors)
-            pieces.tensors.append(tensor)
-            pieces.parameters.append(parameter)
-            inside = slice(first - ends[parameter], last - ends[parameter])
+            piece = tensor_of(out[first:last])
+            piece.grad = tensor_of(slope)
             for name, array in self.arrays[parameter].items():
-                pieces.state[f"{number}.{name}"] = array.copy() if ":" in name else array.reshape(-1)[inside]
-        return pieces
+                state[f"{len(pieces)}.{name}"] = (
+                    array.copy() if ":" in name else array.reshape(-1)[first - begin : last - begin]
+                )
+            pieces.append(piece)
+            parameters.append(parameter)
+        return pieces, parameters, state
