@@ -14,7 +14,7 @@ import pytest
 
 import anyk
 from anyk.clusters.processes.memory import Segment
-from anyk.clusters.read_only import ReadOnly
+from anyk.clusters.read_only import ReadOnlyData
 from anyk.clusters.waiting import readable
 from anyk.problems.base import cut
 
@@ -99,7 +99,7 @@ def test_views_of_protected_arrays_become_writable_again() -> None:
             self.views = (self.whole[:3], self.whole[2:].reshape(7, 1))
 
     views: Any = Views()
-    with ReadOnly(views):
+    with ReadOnlyData(views):
         assert not any(array.flags.writeable for array in (views.whole, *views.views))
     assert all(array.flags.writeable for array in (views.whole, *views.views))
 

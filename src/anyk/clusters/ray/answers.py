@@ -82,8 +82,8 @@ def _message(ray: Any, data: Any) -> bytes:
     return b""
 
 
-def _last_line(text: str) -> str:
+def _last_line(traceback: str) -> str:
     """Return the last line of the first exception in a traceback, which says what went wrong."""
-    first = text.partition("\nDuring handling of the above")[0]
+    first = traceback.partition("\nDuring handling of the above")[0]
     lines = [line.strip() for line in first.splitlines() if line.strip()]
     return lines[-1][:_LONGEST] if lines else ""

@@ -168,8 +168,8 @@ class Remote(Workforce[H]):
         for task, (worker, chunks) in enumerate(zip(order.workers, order.chunks, strict=True), order.task):
             versions = tuple([self._newest[chunk.slot] for chunk in chunks])
             number = versions[0] if order.round is None else order.round
-            before, each = self.injection.draw(task, worker, chunks, number, self.now())
-            self._tasks.give(task, InFlight(worker, chunks, versions, started=now, before=before, each=each))
+            before, per_partition = self.injection.draw(task, worker, chunks, number, self.now())
+            self._tasks.give(task, InFlight(worker, chunks, versions, started=now, before=before, each=per_partition))
             self.send_orders(worker)  # immediately: it can start while orders for others are sent
             self._touched.pop(worker, None)
 

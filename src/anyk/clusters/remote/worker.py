@@ -223,15 +223,15 @@ class Worker(Channel[R]):
         content = [self.model(f"{CARRIED} {number}", location) for number, location in enumerate(pieces)]
         self._messages.carry(numbers, arrays, content)
 
-    def _pauses(self, index: int, first: float, each: float) -> Callable[[int], None]:
+    def _pauses(self, index: int, first: float, per_partition: float) -> Callable[[int], None]:
         """Return a function to call before each partition of a chunk, with the number of those that are finished.
 
-        It waits for the injected delay, ``each`` seconds a partition from the time ``first``, and reads new orders.
+        It waits for the injected delay, ``per_partition`` seconds for each from the time ``first``, and reads orders.
         """
 
         def between(done: int) -> None:
-            if each:
-                self._wait(first + each * (done + 1), done, index)
+            if per_partition:
+                self._wait(first + per_partition * (done + 1), done, index)
             else:
                 self._check_orders(done, index)
 

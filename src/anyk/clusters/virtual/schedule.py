@@ -111,9 +111,9 @@ class TaskSchedule:
         self._even = False
         versions = tuple(self.newest[chunk.slot] for chunk in chunks)
         number = versions[0] if number is None else number
-        before, each = self._injection.draw(task, worker, chunks, number, self.now)
+        before, per_partition = self._injection.draw(task, worker, chunks, number, self.now)
         started = max(self.now, self._free[worker])
-        self.in_flight[task] = InFlight._make((worker, chunks, versions, started, before, each))
+        self.in_flight[task] = InFlight._make((worker, chunks, versions, started, before, per_partition))
         if self._store is not None:  # otherwise there are no messages to read
             self._store.begin_task(chunks)
         time = started + before
@@ -122,7 +122,7 @@ class TaskSchedule:
                 cost = self._cost(self.in_flight[task], chunk.send)
                 for done in range(1, len(chunk.partitions) + 1):
                     heappush(self.heap, (time + done * cost, task, worker, index, done))
-            time += each * len(chunk.partitions)
+            time += per_partition * len(chunk.partitions)
             if chunk.send == "done":
                 heappush(self.heap, (time, task, worker, index, DUE))
 
