@@ -403,7 +403,7 @@ class Messages:
     def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]], coordinates: slice = WHOLE) -> Floats:
         """Return the weighted sum of messages, ``terms`` of (partitions, vector, weight), added in order; float64.
 
-        With ``blocks`` a weight is a list of ``blocks`` numbers. ``coordinates``: those to add up; a coordinate's sum does
+        With ``blocks`` a weight is a list of ``blocks`` numbers. ``coordinates``: those to add up; the sum of each does
         not depend on it. Several threads may call this method at the same time.
         """
         first, last, _ = coordinates.indices(self.partitions.dimension)

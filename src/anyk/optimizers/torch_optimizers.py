@@ -212,17 +212,14 @@ class TorchOptimizer(Optimizer):
             ends=np.cumsum([0, *sizes]).tolist(),
             unused=self.unused,
         )
-        if stepper.arrays and any(parameter not in stepper.arrays for parameter in self._stepped(len(sizes))):
+        stepped = range(len(sizes)) if self._groups is None else self._groups.places
+        if stepper.arrays and any(parameter not in stepper.arrays for parameter in stepped):
             yield None  # parameters that had no gradient so far have no state yet
             return
         yield stepper.step
         if first:
             for key in [key for key in state if key.partition(".")[0] in map(str, stepper.skipped)]:
                 del state[key]
-
-    def _stepped(self, parameters: int) -> Sequence[int]:
-        """Return the places of the parameters that steps change."""
-        return range(parameters) if self._groups is None else self._groups.places
 
     def _unfilled(self, w: Vector, groups: Groups) -> State:
         """Return the state after a first step of a tiny model, with uninitialised vectors of the model's own shapes."""

@@ -66,8 +66,8 @@ def _error(ray: Any, number: int, data: Any) -> Unanswered:
         info.ParseFromString(message)
     died = info.actor_died_error
     if died.HasField("creation_task_failure_context"):
-        text = _last_line(died.creation_task_failure_context.formatted_exception_string)
-        return Unanswered(text or name, at_start=True)
+        reason = _last_line(died.creation_task_failure_context.formatted_exception_string)
+        return Unanswered(reason or name, at_start=True)
     if died.HasField("actor_died_error_context"):
         context = died.actor_died_error_context
         return Unanswered(str(ray.exceptions.ActorDiedError(cause=context))[:_LONGEST])
