@@ -47,7 +47,8 @@ def cycles(**options):
     import grimp
 
     graph = grimp.build_graph(*(package.__name__ for package in DISTRIBUTIONS), **options)
-    graph.remove_module("anyk")  # it names all packages, and states the version
+    for importer in graph.find_modules_that_directly_import("anyk"):  # it names all packages, and states the version
+        graph.remove_import(importer=importer, imported="anyk")
     return {
         module
         for module in graph.modules
