@@ -123,13 +123,13 @@ def reproduce(
         _prepare_folder(folder, *(f"{item.name}.{kind}" for kind in ("json", "csv", "md", "png")), ".results")
         keep = folder / ".results" if keep is None else keep
     lab = Lab(
-        item.name,
-        count,
-        quick,
-        "simulated" if clock_name == "none" else clock_name,
-        None if keep is None else Path(keep),
-        None if data_folder is None else Path(data_folder),
-        progress,
+        item=item.name,
+        seeds=count,
+        quick=quick,
+        cluster="simulated" if clock_name == "none" else clock_name,
+        keep=None if keep is None else Path(keep),
+        data_folder=None if data_folder is None else Path(data_folder),
+        progress=progress,
     )
     start = clock.monotonic()
     table = item.table(lab)
@@ -137,7 +137,16 @@ def reproduce(
     picture = None
     if folder is not None:
         picture = _draw_picture(item, table, folder)
-    reproduction = Reproduction(item, table, verdicts, count, quick, clock_name, clock.monotonic() - start, picture)
+    reproduction = Reproduction(
+        item=item,
+        table=table,
+        verdicts=verdicts,
+        seeds=count,
+        quick=quick,
+        cluster=clock_name,
+        seconds=clock.monotonic() - start,
+        picture=picture,
+    )
     if folder is not None:
         (folder / f"{item.name}.json").write_text(json.dumps(reproduction.plain(), indent=1) + "\n", encoding="utf-8")
         (folder / f"{item.name}.csv").write_text(table.csv(), encoding="utf-8")

@@ -28,48 +28,56 @@ class _Kind(NamedTuple):
 
 
 KINDS = {
-    "strategies": _Kind("anyk.strategies", "registry", "What a step waits for, and how it uses replies.", _STRATEGIES),
+    "strategies": _Kind(
+        module="anyk.strategies",
+        registry="registry",
+        summary="What a step waits for, and how it uses replies.",
+        also=_STRATEGIES,
+    ),
     "codes": _Kind(
-        "anyk.codes",
-        "registry",
-        "Who computes what, so that some replies give the sum; with --workers: compared.",
-        "'anyk list codes --workers 30' compares them, 'anyk codes show SPEC' shows one.",
+        module="anyk.codes",
+        registry="registry",
+        summary="Who computes what, so that some replies give the sum; with --workers: compared.",
+        also="'anyk list codes --workers 30' compares them, 'anyk codes show SPEC' shows one.",
     ),
     "delays": _Kind("anyk.delays", "registry", "Laws of the delays that are injected."),
     "data": _Kind(
-        "anyk.problems", "sources", "Data sets.", "--data-file takes a local file in place of a data set's own."
+        module="anyk.problems",
+        registry="sources",
+        summary="Data sets.",
+        also="--data-file takes a local file in place of a data set's own.",
     ),
     "models": _Kind("anyk.problems", "models", "Models for a data set, as --model takes them."),
     "optimizers": _Kind(
-        "anyk.optimizers",
-        "registry",
-        "Optimisers.",
-        "All take their learning rate as lr=…, as in adam:lr=0.01, or from --lr.",
+        module="anyk.optimizers",
+        registry="registry",
+        summary="Optimisers.",
+        also="All take their learning rate as lr=…, as in adam:lr=0.01, or from --lr.",
     ),
     "schedules": _Kind("anyk.optimizers", "schedules", "Learning rates that change, as --lr takes them."),
     "clusters": _Kind(
-        "anyk.clusters",
-        "registry",
-        "Where workers run.",
-        "'anyk cluster check SPEC --workers 8' measures one.",
+        module="anyk.clusters",
+        registry="registry",
+        summary="Where workers run.",
+        also="'anyk cluster check SPEC --workers 8' measures one.",
     ),
     "compressors": _Kind(
-        "anyk.compression",
-        "registry",
-        "Compressors of messages, and what they compose with.",
-        "as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); how they compose with strategies:\n"
+        module="anyk.compression",
+        registry="registry",
+        summary="Compressors of messages, and what they compose with.",
+        also="as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); how they compose with strategies:\n"
         "linear: exactly with every code; unbiased: on average; contractive: where messages are one worker's own",
     ),
     "callbacks": _Kind(
-        "anyk.callbacks",
-        "registry",
-        "Callbacks, as --callback takes them.",
-        "FILE.py:FUNCTION\n    One of yours, made by a function without arguments.",
+        module="anyk.callbacks",
+        registry="registry",
+        summary="Callbacks, as --callback takes them.",
+        also="FILE.py:FUNCTION\n    One of yours, made by a function without arguments.",
     ),
     "graphs": _Kind(
-        "anyk.graphs",
-        "registry",
-        "Graphs for decentralised averaging.",
-        "'anyk graphs show SPEC --workers 16' shows one.",
+        module="anyk.graphs",
+        registry="registry",
+        summary="Graphs for decentralised averaging.",
+        also="'anyk graphs show SPEC --workers 16' shows one.",
     ),
 }

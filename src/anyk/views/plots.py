@@ -64,41 +64,54 @@ def plot(
     target = first[0].config.target if of == "metric" else None
     faster = _faster(groups)
     curves = [_curve(group, name, target, speed) for group, speed in zip(groups, faster, strict=True)]
-    if not any(curve.times.size for curve in curves):
+    drawn = [(i, curve) for i, curve in enumerate(curves) if curve.times.size]
+    if not drawn:
         raise NothingToDraw(f"no version has a {name}: there is no curve to draw; train with evaluation")
-    ends = [curve.end for curve in curves if curve.end > 0.0]
-    wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
+    wide = _is_wide(curves)
     look = DARK if dark else LIGHT
-    drawn = [i for i, curve in enumerate(curves) if curve.times.size]
     with picture(path, (_WIDTH, _HEIGHT + _ROW * len(drawn) / 72.0), look=look) as (figure, axes):
         axes.set(xscale="log" if wide else "linear", yscale=_scale(curves, falls=falls))
-        for place, i in enumerate(drawn):
-            _draw(axes, curves[i], look, i, place / len(drawn), wide=wide)
-        _crop(axes, [curves[i] for i in drawn], target, falls=falls, wide=wide)
-        clock = "virtual seconds" if on_virtual_clock(first[0]) else "wall-clock seconds"
-        label = {"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name)
-        axes.set(xlabel=clock + ", logarithmic" * wide, ylabel=label)
-        for axis in (axes.xaxis, axes.yaxis):
-            if axis.get_scale() == "log":
-                name_ticks(axis)
-        above = _ROW * len(drawn) + 4.0
-        axes.set_title(_title(first, name, target), fontsize=13, fontweight="bold", pad=above + _SUBTITLE)
-        below = axes.annotate(
-            _subtitle(groups),
-            (0.0, 1.0),
-            (0.0, above),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            fontsize=9,
-            color=look["dim"],
-        )
-        below.set_in_layout(False)  # the title leaves room for it; long names must not squeeze the curves
+        for k, (i, curve) in enumerate(drawn):
+            _draw(axes, curve, look, i, k / len(drawn), wide=wide)
+        _crop(axes, [curve for _, curve in drawn], target, falls=falls, wide=wide)
+        _name_axes(axes, "virtual" if on_virtual_clock(first[0]) else "wall-clock", name, wide=wide)
+        _write_titles(axes, _title(first, name, target), _subtitle(groups), look, above=_ROW * len(drawn) + 4.0)
         figure.draw_without_rendering()  # the labels need the places of the axes
         figure.set_layout_engine("none")
         if target is not None:
             _draw_target(axes, target, look)
-        _draw_labels(figure, axes, [(i, curves[i]) for i in drawn], look)
+        _draw_labels(figure, axes, drawn, look)
     return figure
+
+
+def _is_wide(curves: Sequence[_Curve]) -> bool:
+    """Return whether runs took so different times that their axis is logarithmic."""
+    ends = [curve.end for curve in curves if curve.end > 0.0]
+    return len(ends) > 1 and max(ends) > _WIDE * min(ends)
+
+
+def _name_axes(axes: Any, clock: str, name: str, *, wide: bool) -> None:
+    """Write the names of the seconds and the values, and the ticks of logarithmic axes as plain numbers."""
+    label = {"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name)
+    axes.set(xlabel=f"{clock} seconds" + ", logarithmic" * wide, ylabel=label)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            name_ticks(axis)
+
+
+def _write_titles(axes: Any, title: str, subtitle: str, look: Mapping[str, str], *, above: float) -> None:
+    """Write the title and the subtitle, which are ``above`` the axes by so many points."""
+    axes.set_title(title, fontsize=13, fontweight="bold", pad=above + _SUBTITLE)
+    below = axes.annotate(
+        subtitle,
+        (0.0, 1.0),
+        (0.0, above),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=9,
+        color=look["dim"],
+    )
+    below.set_in_layout(False)  # the title leaves room for it; long names must not squeeze the curves
 
 
 def _scale(curves: Sequence[_Curve], *, falls: bool) -> str:
@@ -200,18 +213,18 @@ def _draw_labels(figure: Figure, axes: Any, curves: Sequence[tuple[int, _Curve]]
 
     points = figure.dpi / 72.0
     height = axes.bbox.height / points
-    for row, (i, curve) in enumerate(sorted(curves, key=lambda each: -each[1].end)):
+    for row, (i, curve) in enumerate(sorted(curves, key=lambda numbered: -numbered[1].end)):
         style, level = _style(look, i), 1.0 + (_ROW * (row + 0.5)) / height
-        at_x, at_y = axes.transData.transform((max(curve.end, axes.get_xlim()[0]), curve.height))
-        x, y = axes.transAxes.inverted().transform((at_x, at_y))
+        end_x, end_y = axes.transData.transform((max(curve.end, axes.get_xlim()[0]), curve.height))
+        x, y = axes.transAxes.inverted().transform((end_x, end_y))
         y = min(max(y, 0.0), 1.0)  # of a loss that runs out of the picture
-        text = axes.text(0.0, level, curve.label, transform=axes.transAxes, fontsize=9, va="center", color=look["ink"])
-        text.set_in_layout(False)
-        text.set_bbox({"facecolor": look["paper"], "edgecolor": "none", "pad": 1.0})
-        room = text.get_window_extent().width + (_SAMPLE + 8.0) * points
-        left = max(min(at_x, figure.bbox.x1 - 4.0 * points - room), 4.0 * points)
+        label = axes.text(0.0, level, curve.label, transform=axes.transAxes, fontsize=9, va="center", color=look["ink"])
+        label.set_in_layout(False)
+        label.set_bbox({"facecolor": look["paper"], "edgecolor": "none", "pad": 1.0})
+        room = label.get_window_extent().width + (_SAMPLE + 8.0) * points
+        left = max(min(end_x, figure.bbox.x1 - 4.0 * points - room), 4.0 * points)
         begin, end = axes.transAxes.inverted().transform([(left, 0.0), (left + _SAMPLE * points, 0.0)])[:, 0]
-        text.set_x(end + 5.0 * points / axes.bbox.width)
+        label.set_x(end + 5.0 * points / axes.bbox.width)
         stalk = blended_transform_factory(axes.transAxes, axes.transAxes)
         axes.plot([x, x], [y, level], transform=stalk, color=style["color"], lw=0.8, zorder=2, clip_on=False)
         sample = [begin, (begin + end) / 2.0, end]
@@ -262,13 +275,20 @@ class _Curve(NamedTuple):
 def _curve(group: Sequence[Run], name: str, target: float | None, faster: str) -> _Curve:
     times, values, band = banded([finite_values(run, name) for run in group])
     if not times.size:
-        return _Curve(times, values, 0.0, float("nan"), "")
+        return _Curve(times=times, values=values, end=0.0, height=float("nan"), label="")
     reached = spread(run.time_to_target for run in group) if target is not None else Spread(None, None, None)
     end = spread(run.seconds for run in group).median if reached.median is None else reached.median
     end = min(float(times[-1] if end is None else end), float(times[-1]))
     height = float(np.interp(end, times, values))
     spec = shortened(group[0].config.strategy, _LONG // 2)
-    return _Curve(times, values, end, height, f"{spec}   {_result(group, name, reached)}{faster}", band)
+    return _Curve(
+        times=times,
+        values=values,
+        end=end,
+        height=height,
+        label=f"{spec}   {_result(group, name, reached)}{faster}",
+        band=band,
+    )
 
 
 def banded(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:

@@ -61,7 +61,6 @@ def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
     """Return the columns that the runs need; ``single``: each strategy ran with one seed."""
     many_models = any(run.models_trained > 1 for run in runs)
     target = next((run.config.target for run in runs if run.config.target is not None), None)
-    worst = -math.inf if runs[0].config.better == "higher" else math.inf
     ratio = _Column("ratio", ratio_to_floor, lambda ratio: "–" if ratio is None else f"{ratio:.3f}")
     several = [_Column("models", attrgetter("models_trained"), str), _Column("jobs", attrgetter("jobs"), str)]
     columns = [
@@ -71,18 +70,26 @@ def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
         *[_Column("seconds\na job", attrgetter("seconds_a_job"), seconds)] * many_models,
         *[_Column("floor\ns", attrgetter("floor_seconds"), seconds), ratio] * single,
         _Column("loss", attrgetter("loss"), number),
+        *_metric_columns(runs),
     ]
-    metrics = {run.metric_name: (run.metric_name, worst) for run in runs if run.metric} or {"metric": ("metric", worst)}
-    for name, title in (("accuracy", "accuracy"), ("r2", "R²")):  # further metrics
-        if any(name in run.metrics for run in runs):
-            metrics.setdefault(name, (title, -math.inf))
-    for name, (title, missing) in metrics.items():
-        columns.append(_Column(title, partial(_metric, name), number, missing))
     if single and any(_lost_target(run) for run in runs):
         columns.append(_Column("best", attrgetter("best"), number))
     if target is not None:
         columns.append(_Column(f"s to\n{target:g}", attrgetter("time_to_target"), seconds))
     return columns
+
+
+def _metric_columns(runs: Sequence[Run]) -> list[_Column]:
+    """Return a column for each metric of the runs, their own before the further ones."""
+    worst = -math.inf if runs[0].config.better == "higher" else math.inf
+    metrics = {run.metric_name: (run.metric_name, worst) for run in runs if run.metric} or {"metric": ("metric", worst)}
+    for name, title in (("accuracy", "accuracy"), ("r2", "R²")):
+        if any(name in run.metrics for run in runs):
+            metrics.setdefault(name, (title, -math.inf))
+    return [
+        _Column(title=title, value=partial(_metric, name), text=number, missing=missing)
+        for name, (title, missing) in metrics.items()
+    ]
 
 
 def race_table(runs: Sequence[Run]) -> Columns:
@@ -230,24 +237,7 @@ def race_notes(runs: Sequence[Run]) -> list[str]:
     groups = grouped(runs)
     many_seeds = any(len(group) > 1 for group in groups)
     lines = ["medians over the seeds; below them the least and the largest value"] * many_seeds
-    for group in groups:
-        run, target = group[0], group[0].config.target
-        missed = [other for other in group if other.time_to_target is None]
-        if target is None or not missed:
-            continue
-        steps = missed[0].config.steps
-        if len(group) > 1:
-            seeds = ", ".join(str(other.config.seed) for other in missed)
-            lines.append(
-                f"{run.config.strategy} reached {target:g} with {len(group) - len(missed)} of {len(group)} seeds, "
-                f"not with {seeds}; these seeds count as slower than all others"
-            )
-        elif steps is not None and run.steps >= steps:
-            by_default = steps == run.begun + LIMIT and run.config.seconds is None
-            lines.append(
-                f"{run.config.strategy} did not reach {target:g} in {steps:,} steps"
-                + (", the default limit" if by_default else "")
-            )
+    lines += [note for group in groups if (note := _missed_target(group)) is not None]
     lines += [
         f"{run.config.strategy}: {note['text']}" for run in runs for note in run.notes if note["kind"] == DIFFERENT
     ]
@@ -256,6 +246,29 @@ def race_notes(runs: Sequence[Run]) -> list[str]:
         most = max(run.models_trained for run in runs)
         lines.append(f"a job is a step of one model; --models {most} gives all strategies as many models")
     return lines + _loss_notes(runs) + load_notes(runs)
+
+
+def _missed_target(group: Sequence[Run]) -> str | None:
+    """Return a note on the seeds of a strategy that did not reach its target, or None.
+
+    A single run that ended before its last step has none.
+    """
+    run, target = group[0], group[0].config.target
+    missed = [other for other in group if other.time_to_target is None]
+    if target is None or not missed:
+        return None
+    if len(group) > 1:
+        seeds = ", ".join(str(other.config.seed) for other in missed)
+        return (
+            f"{run.config.strategy} reached {target:g} with {len(group) - len(missed)} of {len(group)} seeds, "
+            f"not with {seeds}; these seeds count as slower than all others"
+        )
+    steps = run.config.steps
+    if steps is None or run.steps < steps:
+        return None
+    by_default = steps == run.begun + LIMIT and run.config.seconds is None
+    note = f"{run.config.strategy} did not reach {target:g} in {steps:,} steps"
+    return f"{note}, the default limit" if by_default else note
 
 
 def _loss_notes(runs: Sequence[Run]) -> list[str]:

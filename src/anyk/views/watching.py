@@ -142,6 +142,14 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
         return render("list", title=f"Runs in {where}", message=message, entries=lines)
 
 
+def _end_state(runs: Sequence[Run]) -> _State:
+    """Return the state of runs that have all ended, which is the last run's."""
+    if len(runs) > 1:
+        return "ended", f"ended, {len(runs)} runs"
+    kind = str((runs[-1].notes or [{}])[-1].get("kind"))
+    return "ended", kind if kind in ("failed", "interrupted") else "ended"
+
+
 class _Page:
     """The live page of a run or a race, and its line in the list."""
 
@@ -178,14 +186,12 @@ class _Page:
             if folder not in self._followed:
                 self._followed[folder] = Following(folder)
         followed = [self._followed[folder] for folder in folders]
-        runs = [each.run() for each in followed]
-        planned = len(runs) + len(waiting)
-        going = [i for i, each in enumerate(followed) if not each.ended]
-        last = runs[going[-1] if going else -1]
+        runs = [following.run() for following in followed]
+        going = [i for i, following in enumerate(followed) if not following.ended]
         if not going and not waiting:
-            kind = str((last.notes or [{}])[-1].get("kind"))
-            how = kind if kind in ("failed", "interrupted") else "ended"
-            return runs, ("ended", how if planned == 1 else f"ended, {planned} runs")
+            return runs, _end_state(runs)
+        last = runs[going[-1] if going else -1]
+        planned = len(runs) + len(waiting)
         words = f"{count_steps(last.steps)} in {duration(last.seconds)}"
         if planned > 1:
             words = f"run {len(runs)} of {planned}, {last.config.strategy}: {words}"

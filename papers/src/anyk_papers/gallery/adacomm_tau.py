@@ -139,10 +139,10 @@ ITEM = Item(
     table=table,
     claims=(
         Ratio(
-            "digits: AdaComm reaches the loss of fully synchronous SGD in 3 times less time",
-            3.0,
-            _sooner("digits", "loss"),
-            " times",
+            text="digits: AdaComm reaches the loss of fully synchronous SGD in 3 times less time",
+            paper=3.0,
+            here=_sooner("digits", "loss"),
+            unit=" times",
             least=True,
         ),
         Order(
@@ -160,20 +160,22 @@ ITEM = Item(
             "unlike workers: AdaComm, from that tau on, ends below 1.5 times the lowest floor", "low floor", _no_floor
         ),
         Ratio(
-            "unlike workers: AdaComm reaches the loss of fully synchronous SGD in 3 times less time",
-            3.0,
-            _sooner("unlike", "excess"),
-            " times",
+            text="unlike workers: AdaComm reaches the loss of fully synchronous SGD in 3 times less time",
+            paper=3.0,
+            here=_sooner("unlike", "excess"),
+            unit=" times",
             least=True,
         ),
     ),
     panels=(
-        Curves("loss", "virtual seconds", "loss", "digits", log="y", label=label, of={"workers": "digits"}),
         Curves(
-            "excess",
-            "virtual seconds",
-            "loss above the optimum",
-            "workers with unlike data",
+            curve="loss", x="virtual seconds", y="loss", title="digits", log="y", label=label, of={"workers": "digits"}
+        ),
+        Curves(
+            curve="excess",
+            x="virtual seconds",
+            y="loss above the optimum",
+            title="workers with unlike data",
             log="y",
             label=label,
             of={"workers": "unlike"},

@@ -71,11 +71,11 @@ ITEM = Item(
     ),
     panels=(
         Lines(
-            "iterations",
-            ("error", "optimal"),
-            "iterations",
-            "error per partition",
-            f"{LOST} of {K} lost at random",
+            over="iterations",
+            numbers=("error", "optimal"),
+            x="iterations",
+            y="error per partition",
+            title=f"{LOST} of {K} lost at random",
             by="code",
             log="x",
         ),

@@ -147,14 +147,23 @@ ITEM = Item(
         ),
     ),
     panels=(
-        Lines("stragglers", ("chosen",), "stragglers", "error per partition", "chosen (search: at least)", by="code"),
-        Lines("stragglers", ("random",), "stragglers", "error per partition", "random", by="code"),
         Lines(
-            "error",
-            ("threshold", "bound"),
-            "error per partition",
-            "chosen stragglers that it takes",
-            "threshold (search: at most) and bound",
+            over="stragglers",
+            numbers=("chosen",),
+            x="stragglers",
+            y="error per partition",
+            title="chosen (search: at least)",
+            by="code",
+        ),
+        Lines(
+            over="stragglers", numbers=("random",), x="stragglers", y="error per partition", title="random", by="code"
+        ),
+        Lines(
+            over="error",
+            numbers=("threshold", "bound"),
+            x="error per partition",
+            y="chosen stragglers that it takes",
+            title="threshold (search: at most) and bound",
             by="code",
             log="x",
         ),

@@ -77,9 +77,21 @@ ITEM = Item(
     ),
     panels=(
         Lines(
-            "share", ("chosen",), "share of stragglers", "error per partition", "chosen (search: at least)", by="code"
+            over="share",
+            numbers=("chosen",),
+            x="share of stragglers",
+            y="error per partition",
+            title="chosen (search: at least)",
+            by="code",
         ),
-        Lines("share", ("random",), "share of stragglers", "error per partition", "random", by="code"),
+        Lines(
+            over="share",
+            numbers=("random",),
+            x="share of stragglers",
+            y="error per partition",
+            title="random",
+            by="code",
+        ),
     ),
     columns=("code", "load", "share", "random", "chosen", "exact", "bound"),
     differs="where 'exact' is 0 the error under chosen stragglers is a lower bound, found by a search",

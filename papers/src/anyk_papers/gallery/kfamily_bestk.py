@@ -59,7 +59,18 @@ def _grows(t: Table) -> tuple[bool, str]:
 
 def _agrees(t: Table) -> tuple[bool, str]:
     measured = _best(t, "measured")
-    planned = [best_k(at, PACE, FIRST, RATE, CURVATURE, CURVATURE, NOISE) for at in TIMES]
+    planned = [
+        best_k(
+            seconds=at,
+            step_seconds=PACE,
+            first=FIRST,
+            rate=RATE,
+            smoothness=CURVATURE,
+            convexity=CURVATURE,
+            noise=NOISE,
+        )
+        for at in TIMES
+    ]
     losses = [
         t.mean("measured", seconds=at, K=k) / t.mean("measured", seconds=at, K=b)
         for at, k, b in zip(TIMES, planned, measured, strict=True)
@@ -86,8 +97,8 @@ ITEM = Item(
         Criterion("the K that the bound says is nearly the best", "argmin of the bound", _agrees),
     ),
     panels=(
-        Lines("K", ("measured",), "K", "excess loss", "measured", by="seconds", log="y"),
-        Lines("K", ("bound",), "K", "bound on the excess loss", "bound", by="seconds", log="y"),
+        Lines(over="K", numbers=("measured",), x="K", y="excess loss", title="measured", by="seconds", log="y"),
+        Lines(over="K", numbers=("bound",), x="K", y="bound on the excess loss", title="bound", by="seconds", log="y"),
     ),
     columns=("seconds", "K", "measured", "bound"),
     differs="a quadratic with known constants, so that bound and measurement can be compared",

@@ -114,7 +114,7 @@ ITEM = Item(
         Criterion("mean staleness is (P - K) / K, in batches (P - 1) / K", "formula", _staleness),
     ),
     panels=(
-        Curves("excess", "virtual seconds", "loss above the least", "error against time", log="xy"),
+        Curves(curve="excess", x="virtual seconds", y="loss above the least", title="error against time", log="xy"),
         Bars("floor", "loss above the least", "error floor: mean of the last fifth", log="y"),
         Bars("mean staleness", "versions", "mean staleness"),
     ),

@@ -70,11 +70,11 @@ ITEM = Item(
     ),
     panels=(
         Lines(
-            "tau",
-            ("simulated", "closed form"),
-            "tau, local steps",
-            "seconds a step",
-            "periodic averaging",
+            over="tau",
+            numbers=("simulated", "closed form"),
+            x="tau, local steps",
+            y="seconds a step",
+            title="periodic averaging",
             log="x",
             by="averaging",
             of={"what": "tau"},

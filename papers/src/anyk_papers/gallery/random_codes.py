@@ -109,11 +109,11 @@ ITEM = Item(
     panels=(
         *(
             Lines(
-                "share",
-                (decoder,),
-                "share of stragglers",
-                "error per partition",
-                f"{decoder} decoding, load 10",
+                over="share",
+                numbers=(decoder,),
+                x="share of stragglers",
+                y="error per partition",
+                title=f"{decoder} decoding, load 10",
                 by="code",
                 log="y",
                 of={"load": 10},

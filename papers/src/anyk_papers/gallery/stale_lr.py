@@ -84,10 +84,10 @@ ITEM = Item(
     ),
     panels=tuple(
         Curves(
-            "loss",
-            "virtual seconds",
-            "loss (cut off at 1000)",
-            f"{P} workers",
+            curve="loss",
+            x="virtual seconds",
+            y="loss (cut off at 1000)",
+            title=f"{P} workers",
             log="y",
             of={"P": P},
             label=lambda case: f"{case['rate']:g} x limit, {case['rule']}",

@@ -83,7 +83,9 @@ ITEM = Item(
         Criterion("no code has a load below (s + 1) / n", "lower bound", _above_bound),
         Criterion("it is attained for every s", "cyclic repetition", _attained),
     ),
-    panels=(Lines("s", ("load",), "stragglers tolerated, s", "mean load, share of the data", by="code"),),
+    panels=(
+        Lines(over="s", numbers=("load",), x="stragglers tolerated, s", y="mean load, share of the data", by="code"),
+    ),
     columns=("code", "s", "tolerated", "load", "largest", "bound"),
     differs="nothing",
 )

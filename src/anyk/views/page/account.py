@@ -62,7 +62,9 @@ def account(run: Run, tasks: Tasks) -> Account:
     parts = np.diff(np.clip(edges, since[own], until[own]), axis=0).sum(axis=1)
     waiting, computing, _, sending = (float(part) for part in parts)
     remaining = float(times.max(initial=0.0)) - waiting - computing - sending
-    return Account(waiting, computing, sending, remaining if remaining > _ROUNDING else 0.0)
+    return Account(
+        waiting=waiting, computing=computing, sending=sending, driver=remaining if remaining > _ROUNDING else 0.0
+    )
 
 
 class Share(NamedTuple):
@@ -89,11 +91,11 @@ def shares(tasks: Tasks, workers: int) -> list[Share]:
         late = tasks.late[mine][(tasks.fate[mine] == CUT) & np.isfinite(tasks.late[mine])]
         rows.append(
             Share(
-                len(mine),
-                counts[worker],
-                float(np.median(tasks.seconds[mine])) if len(mine) else float("nan"),
-                float(np.median(late)) if len(late) else float("nan"),
-                float(late.max()) if len(late) else float("nan"),
+                tasks=len(mine),
+                fates=counts[worker],
+                seconds=float(np.median(tasks.seconds[mine])) if len(mine) else float("nan"),
+                late=float(np.median(late)) if len(late) else float("nan"),
+                latest=float(late.max()) if len(late) else float("nan"),
             )
         )
     return rows
@@ -144,4 +146,10 @@ def heat(tasks: Tasks, workers: int) -> Heat | None:
     np.add.at(cut, (worker, column), interrupted)
     with np.errstate(invalid="ignore", divide="ignore"):
         seconds, share = total / count, cut / count
-    return Heat(seconds.astype(np.float32), share.astype(np.float32), low + 1 if by_step else 1, each, by_step)
+    return Heat(
+        seconds=seconds.astype(np.float32),
+        cut=share.astype(np.float32),
+        first=low + 1 if by_step else 1,
+        each=each,
+        by_step=by_step,
+    )

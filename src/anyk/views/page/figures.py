@@ -140,26 +140,31 @@ def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: 
     if target is not None:
         plot.hspan(target, line_color=LIGHT["dim"], line_dash="dashed", line_width=1, name="target")
     for i, line in enumerate(lines):
-        colour, dash, symbol = (looks[i % len(looks)] for looks in (COLOURS, _DASHES, _MARKS))
         for axis, values in line.by.items():
-            keep = _thinned(len(values[0]))
-            columns = zip(("x", "y", "low", "high"), values, strict=False)
-            data = {key: np.asarray(column, float)[keep] for key, column in columns}
-            tags, band = [axis, i], "low" in data
-            source = ColumnDataSource(data, name=f"{axis} {i}")
-            if band:
-                area = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.18)
-                _draw(plot, area, source, tags=tags)
-            stroke = glyphs.Line(x="x", y="y", line_color=colour, line_width=2.2, line_dash=dash)
-            renderer = _draw(plot, stroke, source, name=line.name, tags=tags)
-            few = ColumnDataSource({key: data[key][:: max(1, len(keep) // _SYMBOLS)] for key in ("x", "y")})
-            mark = Scatter(x="x", y="y", marker=symbol, size=8, fill_color=colour, line_color=colour)
-            _draw(plot, mark, few, tags=tags)
-            tips = [(value, "@y{0.00000}"), ("seconds" if axis == "seconds" else "step", "@x{0.[000]}")]
-            tips = [("", "$name"), *tips] if len(lines) > 1 else tips
-            tips += [("least to largest", "@low{0.0000} to @high{0.0000}")] if band else []
-            _add_tips(plot, renderer, *tips, mode="vline", line_policy="nearest")
+            _draw_line(plot, i, line, axis, values, value=value, named=len(lines) > 1)
     return plot
+
+
+def _draw_line(plot: Any, i: int, line: Line, axis: str, values: Sequence[Array], *, value: str, named: bool) -> None:
+    """Draw the ``i``-th line along an axis, with its band, a few symbols and tips, ``named`` among other lines."""
+    colour, dash, symbol = (looks[i % len(looks)] for looks in (COLOURS, _DASHES, _MARKS))
+    keep = _thinned(len(values[0]))
+    columns = zip(("x", "y", "low", "high"), values, strict=False)
+    data = {key: np.asarray(column, float)[keep] for key, column in columns}
+    tags, band = [axis, i], "low" in data
+    source = ColumnDataSource(data, name=f"{axis} {i}")
+    if band:
+        area = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.18)
+        _draw(plot, area, source, tags=tags)
+    stroke = glyphs.Line(x="x", y="y", line_color=colour, line_width=2.2, line_dash=dash)
+    renderer = _draw(plot, stroke, source, name=line.name, tags=tags)
+    few = ColumnDataSource({key: data[key][:: max(1, len(keep) // _SYMBOLS)] for key in ("x", "y")})
+    mark = Scatter(x="x", y="y", marker=symbol, size=8, fill_color=colour, line_color=colour)
+    _draw(plot, mark, few, tags=tags)
+    tips = [("", "$name")] if named else []
+    tips += [(value, "@y{0.00000}"), ("seconds" if axis == "seconds" else "step", "@x{0.[000]}")]
+    tips += [("least to largest", "@low{0.0000} to @high{0.0000}")] if band else []
+    _add_tips(plot, renderer, *tips, mode="vline", line_policy="nearest")
 
 
 def timeline(run: Run, tasks: Tasks, steps: Mapping[str, Array], name: str) -> Any:

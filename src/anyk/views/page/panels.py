@@ -61,7 +61,7 @@ def _workers(run: Run, tasks: Tasks) -> Panel | None:
         return None
     bars = figures.worker_bars(shares(tasks, run.config.workers))
     legend = [(f"fate{i}", FATES[i]) for i in np.unique(tasks.fate).tolist()]
-    return Panel("How each worker's tasks ended", "", bars, legend, wide=True)
+    return Panel(title="How each worker's tasks ended", note="", figure=bars, legend=legend, wide=True)
 
 
 @register("lateness")
