@@ -42,13 +42,14 @@ class Columns:
         widths = [
             max(cell_len(cell) for cell in (*head, *(row[i] for row in self.rows))) for i, head in enumerate(heads)
         ]
-        names: Sequence[str] | None = [row[0] for row in self.rows]
+        names = [row[0] for row in self.rows]
         room = options.max_width - sum(widths[1:]) - _GAP * (len(widths) - 1)
         if widths[0] > room:
-            names = self._shortened_names(room, heads[0], "…" if options.encoding.startswith("utf") else "...")
-            if names is None:
+            short_names = self._shortened_names(room, heads[0], "…" if options.encoding.startswith("utf") else "...")
+            if short_names is None:
                 yield from self._blocks()
                 return
+            names = short_names
             widths[0] = max(cell_len(cell) for cell in (*heads[0], *names))
         for line in _title_lines(heads):
             yield _line(line, widths, "bold")
