@@ -201,15 +201,15 @@ def threshold(
     from anyk.fleet import adversarial_threshold
     from anyk.views import thresholds_table
 
-    questions = [(code, each) for code in [build(spec, workers=workers) for spec in specs] for each in knows]
+    questions = [(code, knowledge) for code in [build(spec, workers=workers) for spec in specs] for knowledge in knows]
     thresholds: dict[str, ByName] = {}
     with _counting("looking for stragglers", len(questions)) as tell:
-        for code, each in questions:
+        for code, knowledge in questions:
             tell(code.spec)
-            thresholds.setdefault(code.spec, {})[each] = adversarial_threshold(
-                code, error, knows=each, decoder=decoder, sets=sets, seed=seed
+            thresholds.setdefault(code.spec, {})[knowledge] = adversarial_threshold(
+                code, error, knows=knowledge, decoder=decoder, sets=sets, seed=seed
             )
-    results = [(spec, each, result) for spec, row in thresholds.items() for each, result in row.items()]
+    results = [(spec, knowledge, result) for spec, row in thresholds.items() for knowledge, result in row.items()]
     notes = ["≤: found by a search; fewer may do"] * any(result.found == "search" for *_, result in results)
     notes += [f"nothing: median over {sets} random orders of the workers"] * ("nothing" in knows)
     head = f"{workers} workers: stragglers that it takes for an error per partition of {error:g}"
@@ -220,12 +220,12 @@ def threshold(
                 "spec": spec,
                 "workers": workers,
                 "error": error,
-                "knows": each,
+                "knows": knowledge,
                 "stragglers": result.stragglers,
                 "found": result.found,
                 "lost": list(result.lost),
                 "error_reached": result.error,
             }
-            for spec, each, result in results
+            for spec, knowledge, result in results
         ]
     )

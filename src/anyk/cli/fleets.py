@@ -122,9 +122,8 @@ def explain(
     write_json(explanation.report())
     if picture is not None:
         draw_explanation(source, explanation, picture)
-    findings = (f"- {sentence}" for sentence in explanation.sentences)
-    tables = explained_table(explanation), explained_note(explanation)
-    say_result(source.summary, "", *findings, "", *tables)
+    say_result(source.summary, "", *(f"- {sentence}" for sentence in explanation.sentences))
+    say_result("", explained_table(explanation), explained_note(explanation))
     if picture is not None:
         click.echo(f"picture: {picture}", err=json_to_output())
 
@@ -256,23 +255,23 @@ def _print_plan(result: Plan, options: PlanOptions) -> None:
 
     everything, today = options.everything, result.today
     front = pareto(result.candidates)
-    shown = list(result.candidates) if everything else [each for each in front if each.spec != today.spec]
-    shown += [today] * (today not in shown)
-    lines: list[Any] = [*[result.read_as] * bool(result.read_as), *plan_lines(result), "", plan_table(shown, today)]
-    hidden = len(result.candidates) - len(shown)
+    listed = list(result.candidates) if everything else [choice for choice in front if choice.spec != today.spec]
+    listed += [today] * (today not in listed)
+    lines: list[Any] = [*[result.read_as] * bool(result.read_as), *plan_lines(result), "", plan_table(listed, today)]
+    hidden = len(result.candidates) - len(listed)
     if hidden > 0:
         lines.append(f"{hidden} more are neither faster nor cheaper than these; --all shows them")
     lines.append(PLAN_NOTE)
-    unranked = [each for each in result.others if each.exact]
+    unranked = [choice for choice in result.others if choice.exact]
     if unranked:
         note = "of these too much was cut off: from the least to the most that they may take; they are not ranked"
         lines += ["", note, plan_table(unranked if everything else unranked[:5], today)]
-    inexact = [each for each in result.others if not each.exact]
+    inexact = [choice for choice in result.others if not choice.exact]
     if inexact and (everything or options.target is None):
-        why = "the steps of these are not the exact sum, and may be worth less; they are not ranked"
+        reason = "the steps of these are not the exact sum, and may be worth less; they are not ranked"
         if options.target is not None:
-            why = "these were not trained to the target, or given up on the way"
-        lines += ["", why, inexact_table(inexact)]
+            reason = "these were not trained to the target, or given up on the way"
+        lines += ["", reason, inexact_table(inexact)]
     say_result(*lines)
 
 

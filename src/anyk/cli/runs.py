@@ -179,9 +179,9 @@ def _report_parts(result: Auto) -> None:
     from anyk.views import parts_table
 
     say(parts_table(result.parts))
-    for part in result.parts:
-        if part.checked is not None:
-            say(f"steps {part.run.begun} to {part.run.steps}: {part.checked.sentence}")
+    for stretch in result.parts:
+        if stretch.checked is not None:
+            say(f"steps {stretch.run.begun} to {stretch.run.steps}: {stretch.checked.sentence}")
     value = result.run.metric
     metric = f", {value['name']} {value['value']:.4g}" if value else ""
     say(f"{result.run.steps} steps in {result.seconds:.4g} s, loss {result.run.loss:.4g}{metric}")

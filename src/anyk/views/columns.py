@@ -79,16 +79,16 @@ def _title_lines(heads: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
     yield from zip(*([""] * (depth - len(head)) + list(head) for head in heads), strict=True)
 
 
-def shortened(text: str, width: int, mark: str = "…") -> str:
+def shortened(line: str, width: int, mark: str = "…") -> str:
     """Return a text without its middle if it is longer than ``width`` cells.
 
     >>> shortened("agc:load=3,wait=11", 13)
     'agc:lo…ait=11'
     """
     length = width - len(mark)
-    if cell_len(text) <= width or length < 2:
-        return text
-    return text[: length - length // 2] + mark + text[-(length // 2) :]
+    if cell_len(line) <= width or length < 2:
+        return line
+    return line[: length - length // 2] + mark + line[-(length // 2) :]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:

@@ -122,28 +122,28 @@ def _scale(curves: Sequence[_Curve], *, falls: bool) -> str:
 
 def _style(look: Mapping[str, str], i: int) -> dict[str, Any]:
     """Return colour, dashes and marker of a line; neighbours differ in each."""
-    turn, place = divmod(i, len(COLOURS))
+    turn, colour = divmod(i, len(COLOURS))
     return {
-        "color": look[f"curve-{place}"],
+        "color": look[f"curve-{colour}"],
         "ls": _DASHES[(i + turn) % len(_DASHES)],
         "marker": _MARKERS[i % len(_MARKERS)],
-        "mec": look[f"curve-{place}"],
+        "mec": look[f"curve-{colour}"],
     }
 
 
-def _draw(axes: Any, curve: _Curve, look: Mapping[str, str], i: int, place: float, *, wide: bool) -> None:
+def _draw(axes: Any, curve: _Curve, look: Mapping[str, str], i: int, offset: float, *, wide: bool) -> None:
     """Draw a line, and its band over several seeds; ``place``: from 0 for the first line to below 1.
 
     Earlier lines are wider, and have their markers elsewhere, so that lines that coincide can all be seen.
     """
-    shown = curve.times > 0.0 if wide else curve.times >= 0.0
-    times, style = curve.times[shown], _style(look, i)
+    visible = curve.times > 0.0 if wide else curve.times >= 0.0
+    times, style = curve.times[visible], _style(look, i)
     every = max(1, len(times) // _MARKS)
-    marks = (int(place * every), every)
-    axes.plot(times, curve.values[shown], lw=3.2 - 1.8 * place, ms=4, markevery=marks, zorder=3, **style)
+    marks = (int(offset * every), every)
+    axes.plot(times, curve.values[visible], lw=3.2 - 1.8 * offset, ms=4, markevery=marks, zorder=3, **style)
     if curve.band is not None:
         low, high = curve.band
-        axes.fill_between(times, low[shown], high[shown], color=style["color"], alpha=0.18, lw=0)
+        axes.fill_between(times, low[visible], high[visible], color=style["color"], alpha=0.18, lw=0)
 
 
 def _crop(axes: Any, curves: Sequence[_Curve], target: float | None, *, falls: bool, wide: bool) -> None:
@@ -180,8 +180,8 @@ def _lowest(lines: Sequence[Floats]) -> float:
 
 def _first_move(axes: Any, curve: _Curve, *, wide: bool) -> float:
     """Return the last time before a line is visible and leaves its first value."""
-    shown = curve.times > 0.0 if wide else curve.times >= 0.0
-    times, values = curve.times[shown], curve.values[shown]
+    visible = curve.times > 0.0 if wide else curve.times >= 0.0
+    times, values = curve.times[visible], curve.values[visible]
     if not times.size:
         return math.inf
     heights = axes.transAxes.inverted().transform(axes.transData.transform(np.column_stack([times, values])))[:, 1]
@@ -299,9 +299,9 @@ def banded(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, tupl
     lines = [line for line in lines if line[0].size] or [(np.empty(0), np.empty(0))]
     if len(lines) == 1:
         return *lines[0], None
-    times = np.unique(np.concatenate([own for own, _ in lines]))
-    each = np.array([np.interp(times, *line) for line in lines])  # after the end of a line: its last value
-    return times, np.median(each, axis=0), (each.min(axis=0), each.max(axis=0))
+    times = np.unique(np.concatenate([line_times for line_times, _ in lines]))
+    values = np.array([np.interp(times, *line) for line in lines])  # after the end of a line: its last value
+    return times, np.median(values, axis=0), (values.min(axis=0), values.max(axis=0))
 
 
 def lower_end(lines: Sequence[tuple[Floats, Floats]]) -> float | None:
@@ -348,8 +348,8 @@ def _result(group: Sequence[Run], name: str, reached: Spread) -> str:
     worst = -math.inf if group[0].config.better == "higher" and name != "loss" else math.inf
     last = spread((float(values[-1]) if values.size else None for _, values in _values(group, name)), missing=worst)
     seconds = spread(run.seconds for run in group).median
-    shown = "–" if last.median is None else f"{last.median:.3g}"
-    return f"{name} {shown} after {seconds:.3g} s{with_seeds}"
+    result = "–" if last.median is None else f"{last.median:.3g}"
+    return f"{name} {result} after {seconds:.3g} s{with_seeds}"
 
 
 def _values(group: Sequence[Run], name: str) -> list[tuple[Floats, Floats]]:
@@ -368,7 +368,7 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
     config = groups[0][0].config
     seeds = sorted({run.config.seed for group in groups for run in group})
     recipe = config.problem or Recipe()
-    data = ", ".join(part for part in (recipe.data, Path(recipe.problem or "").name, recipe.model) if part)
+    data = ", ".join(name for name in (recipe.data, Path(recipe.problem or "").name, recipe.model) if name)
     delays = config.delays
     cause = "no injected delays" if delays == "none" else f"each task is held up by an injected delay, {delays}"
     cluster = config.cluster.partition(":")[0]
@@ -383,8 +383,8 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
         return f"{setting}\n{bands}"
     over, by, _ = compare([group[0] for group in groups])
     how = {"target": "to the target", "loss": "to the lowest loss that both reached", "job": "by seconds a job"}[by]
-    rest = f", {how}{'; ' * bool(bands)}{bands}"
-    return f"{setting}\nspeed compared with {shortened(over, max(_LONG - len(rest) - 10, _SHORTEST))}{rest}"
+    ending = f", {how}{'; ' * bool(bands)}{bands}"
+    return f"{setting}\nspeed compared with {shortened(over, max(_LONG - len(ending) - 10, _SHORTEST))}{ending}"
 
 
 def purpose(run: Run) -> str:

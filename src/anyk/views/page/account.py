@@ -55,12 +55,12 @@ def account(run: Run, tasks: Tasks) -> Account:
     until = np.maximum(times[step], since)
     first = np.searchsorted(tasks.task, tasks.task[used])  # rows are ordered by task and chunk
     count = used - first + 1  # the message had to wait for the previous chunks of its task
-    own = np.repeat(np.arange(len(used)), count)
-    row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[own]
-    sent = np.where(row == used[own], tasks.sending[row], 0.0)
+    message = np.repeat(np.arange(len(used)), count)
+    row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[message]
+    sent = np.where(row == used[message], tasks.sending[row], 0.0)
     edges = np.cumsum([tasks.start[row], tasks.waiting[row], tasks.computing[row], tasks.idle[row], sent], axis=0)
-    parts = np.diff(np.clip(edges, since[own], until[own]), axis=0).sum(axis=1)
-    waiting, computing, _, sending = (float(part) for part in parts)
+    parts = np.diff(np.clip(edges, since[message], until[message]), axis=0).sum(axis=1)
+    waiting, computing, _, sending = (float(seconds) for seconds in parts)
     remaining = float(times.max(initial=0.0)) - waiting - computing - sending
     return Account(
         waiting=waiting, computing=computing, sending=sending, driver=remaining if remaining > _ROUNDING else 0.0
@@ -104,13 +104,13 @@ def shares(tasks: Tasks, workers: int) -> list[Share]:
 class Heat(NamedTuple):
     """Seconds by worker and column, shape (workers, columns), NaN without a task, and the share of tasks ``cut`` off.
 
-    Column ``i`` stands for the ``each`` steps (or tasks) from ``first + i * each`` on.
+    Column ``i`` stands for the ``width`` steps (or tasks) from ``first + i * width`` on.
     """
 
     seconds: NDArray[np.float32]
     cut: NDArray[np.float32]
     first: int
-    each: int
+    width: int
     by_step: bool
 
 
@@ -137,8 +137,8 @@ def heat(tasks: Tasks, workers: int) -> Heat | None:
         column = np.empty(len(first), dtype=np.int64)
         column[order] = np.arange(len(first)) - starts[worker[order]]
     columns = int(column.max()) + 1
-    each = -(-columns * workers // _CELLS)
-    column, columns = column // each, -(-columns // each)
+    width = -(-columns * workers // _CELLS)
+    column, columns = column // width, -(-columns // width)
     shape = workers, columns
     total, count, cut = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     np.add.at(total, (worker, column), spent)
@@ -150,6 +150,6 @@ def heat(tasks: Tasks, workers: int) -> Heat | None:
         seconds=seconds.astype(np.float32),
         cut=share.astype(np.float32),
         first=low + 1 if by_step else 1,
-        each=each,
+        width=width,
         by_step=by_step,
     )
