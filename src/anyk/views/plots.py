@@ -58,12 +58,10 @@ def plot(
     if not groups:
         raise BadInput("there is no run to draw")
     first = [group[0] for group in groups]
-    metric = next((run.metric_name for group in groups for run in group if run.metric), None)
-    name = metric if metric and of == "metric" else "loss"
+    name = _evaluated(groups) if of == "metric" else "loss"
     falls = name == "loss" or first[0].config.better == "lower"
     target = first[0].config.target if of == "metric" else None
-    faster = _faster(groups)
-    curves = [_curve(group, name, target, speed) for group, speed in zip(groups, faster, strict=True)]
+    curves = _curves(groups, name, target)
     drawn = [(i, curve) for i, curve in enumerate(curves) if curve.times.size]
     if not drawn:
         raise NothingToDraw(f"no version has a {name}: there is no curve to draw; train with evaluation")
@@ -82,6 +80,11 @@ def plot(
             _draw_target(axes, target, look)
         _draw_labels(figure, axes, drawn, look)
     return figure
+
+
+def _evaluated(groups: Sequence[Sequence[Run]]) -> str:
+    """Return the name of the metric that runs were evaluated by; the loss without held-out data."""
+    return next((run.metric_name for group in groups for run in group if run.metric), "loss")
 
 
 def _is_wide(curves: Sequence[_Curve]) -> bool:
@@ -289,6 +292,11 @@ def _curve(group: Sequence[Run], name: str, target: float | None, faster: str) -
         label=f"{spec}   {_result(group, name, reached)}{faster}",
         band=band,
     )
+
+
+def _curves(groups: Sequence[Sequence[Run]], name: str, target: float | None) -> list[_Curve]:
+    """Return the curve of each strategy, with its speed-up in its label."""
+    return [_curve(group, name, target, faster) for group, faster in zip(groups, _faster(groups), strict=True)]
 
 
 def banded(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:

@@ -226,29 +226,31 @@ def joined(records: Sequence[Record]) -> Record:
     remarks = list(dict.fromkeys(remark for record in records for remark in record.remarks))
     if len(workers) > 1 and all(len(record.workers) == 1 for record in records):
         rows, rounds = _side_by_side(records, workers)
-        size = len(rounds), len(workers)
         remarks.insert(0, f"{len(records)} sources of one worker each, matched by round")
     else:
         rows, rounds = _one_after_another(records), ()
-        size = sum(map(len, rows)), len(workers)
+    size = len(rounds) or sum(map(len, rows)), len(workers)
+    columns = [np.array([workers.index(name) for name in record.workers]) for record in records]
 
     def joint(tables: Iterable[ArrayLike]) -> Floats:
-        whole_table = np.full(size, np.nan)
-        for record, rows_of_record, table in zip(records, rows, tables, strict=True):
-            columns = np.array([workers.index(name) for name in record.workers])
-            whole_table[np.ix_(rows_of_record, columns)] = table
-        return whole_table
+        table_of_all = np.full(size, np.nan)
+        for rows_of_one, columns_of_one, table in zip(rows, columns, tables, strict=True):
+            table_of_all[np.ix_(rows_of_one, columns_of_one)] = table
+        return table_of_all
 
-    in_all = sorted(set.intersection(*(set(record.parts) for record in records)))
     return Record(
         seconds=joint(record.seconds for record in records),
         censored=joint(np.asarray(record.censored) for record in records) == 1.0,
         workers=workers,
         rounds=rounds,
         load=records[0].load,
-        parts={name: joint(record.parts[name] for record in records) for name in in_all},
+        parts={name: joint(record.parts[name] for record in records) for name in _common_parts(records)},
         remarks=tuple(remarks),
     )
+
+
+def _common_parts(records: Sequence[Record]) -> list[str]:
+    return sorted(set.intersection(*(set(record.parts) for record in records)))
 
 
 def _one_after_another(records: Sequence[Record]) -> list[NDArray[np.int64]]:
