@@ -118,9 +118,9 @@ class Order:
     def judge(self, table: Table) -> Verdict:
         numbers = list(self.here(table))
         falls = all(a > b for a, b in pairwise(numbers))
-        shown = (" > " if falls else ", ").join(f"{value:.3g}" if isfinite(value) else "never" for value in numbers)
+        in_words = (" > " if falls else ", ").join(f"{value:.3g}" if isfinite(value) else "never" for value in numbers)
         return Verdict(
-            claim=self.text, paper=" > ".join(self.names), here=shown, word="holds" if falls else "does not hold"
+            claim=self.text, paper=" > ".join(self.names), here=in_words, word="holds" if falls else "does not hold"
         )
 
 
@@ -133,8 +133,8 @@ class Criterion:
     here: Callable[[Table], tuple[bool, str]]
 
     def judge(self, table: Table) -> Verdict:
-        passed, shown = self.here(table)
-        return Verdict(claim=self.text, paper=self.paper, here=shown, word="holds" if passed else "does not hold")
+        passed, in_words = self.here(table)
+        return Verdict(claim=self.text, paper=self.paper, here=in_words, word="holds" if passed else "does not hold")
 
 
 @dataclass(frozen=True)

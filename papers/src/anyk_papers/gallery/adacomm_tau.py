@@ -96,7 +96,7 @@ def _sooner(workers: str, curve: str) -> Callable[[Table], float]:
         of = t.where(workers=workers)
         times = np.linspace(_end(of, curve) / 300, _end(of, curve), 300)
         goal = of.row(tau=1).at(curve, times[-1])
-        reached = [at for at in times if of.row(tau="adacomm").at(curve, at) <= goal]
+        reached = [moment for moment in times if of.row(tau="adacomm").at(curve, moment) <= goal]
         return float(times[-1] / reached[0]) if reached else 0.0
 
     return sooner
@@ -122,8 +122,8 @@ def _has_floor(t: Table) -> tuple[bool, str]:
 
 def _no_floor(t: Table) -> tuple[bool, str]:
     floors = {tau: t.mean("floor", workers="unlike", tau=tau) for tau in (*TAUS, "adacomm")}
-    own, best = floors.pop("adacomm"), min(floors.values())
-    return own < 1.5 * best, f"{own:.3g}, the lowest of a fixed tau {best:.3g} (test: below 1.5 times)"
+    adaptive, best = floors.pop("adacomm"), min(floors.values())
+    return adaptive < 1.5 * best, f"{adaptive:.3g}, the lowest of a fixed tau {best:.3g} (test: below 1.5 times)"
 
 
 def label(case: Case) -> str:

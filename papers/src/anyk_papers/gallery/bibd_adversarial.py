@@ -110,8 +110,9 @@ def _largest(t: Table) -> tuple[bool, str]:
             ]
             best = max(r.spread("bound")[1] for r in others)
             pairs.append((row.mean("bound"), best, row.mean("threshold")))
-    shown = "; ".join(f"{own:.0f}, others at most {best:.0f}" for own, best, _ in pairs)
-    return all(own >= best and own == reached for own, best, reached in pairs), f"{shown}; the design attains it"
+    in_words = "; ".join(f"{of_design:.0f}, others at most {best:.0f}" for of_design, best, _ in pairs)
+    attained = all(of_design >= best and of_design == reached for of_design, best, reached in pairs)
+    return attained, f"{in_words}; the design attains it"
 
 
 def _beats(f: int) -> Criterion:

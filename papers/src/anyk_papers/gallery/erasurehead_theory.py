@@ -42,8 +42,8 @@ def lacking(lab: Lab, case: Case, seed: int) -> Results:
     c, n = case["load"], case["partitions"]
     built, lacks = code(f"frc:load={c},partitions={n}", workers=N), []
     for draw in range(lab.size(4_000, 400)):
-        here = keyed.generator(seed, "gallery-lacking", c, n, draw).permutation(N)[:REPLIES]
-        lacks.append(1.0 - (built.decode(here).weights @ built.encoding)[::c])
+        replying = keyed.generator(seed, "gallery-lacking", c, n, draw).permutation(N)[:REPLIES]
+        lacks.append(1.0 - (built.decode(replying).weights @ built.encoding)[::c])
     absent = np.array(lacks)
     either = 1.0 - (1.0 - absent[:, 1:]) * (1.0 - absent[:, :-1])
     p, q = missing(N, c, REPLIES, partitions=n)
@@ -191,20 +191,20 @@ def _theorem_3(t: Table) -> tuple[bool, str]:
 
 def _total(t: Table) -> tuple[bool, str]:
     rows = [row for row in t if "total" in row.case]
-    shown = "; ".join(f"{row.case['total']} {row.mean('seconds'):.2f} s of {row.mean('bound'):.2f}" for row in rows)
-    return all(row.mean("seconds") <= row.mean("bound") for row in rows), shown
+    in_words = "; ".join(f"{row.case['total']} {row.mean('seconds'):.2f} s of {row.mean('bound'):.2f}" for row in rows)
+    return all(row.mean("seconds") <= row.mean("bound") for row in rows), in_words
 
 
 def _log_n(t: Table) -> tuple[bool, str]:
     rows = [row for row in t if "sooner" in row.numbers]
     shares = [row.mean("sooner / log n") for row in rows]
     grows = [row.mean("sooner") for row in rows]
-    shown = "; ".join(
+    in_words = "; ".join(
         f"{row.case['workers']} workers {row.mean('sooner'):.2f} times, {row.mean('sooner / log n'):.2f} log n"
         for row in rows
     )
     met = grows == sorted(grows) and grows[-1] > 1.5 and max(shares) < 1.5 * min(shares)
-    return met, f"{shown} (test: grows to above 1.5 times, the factor of log n within 1.5 times)"
+    return met, f"{in_words} (test: grows to above 1.5 times, the factor of log n within 1.5 times)"
 
 
 ITEM = Item(

@@ -34,7 +34,7 @@ def losses(lab: Lab, case: Case, seed: int) -> Results:
             evaluate="every=1",
         )["curves"]["loss"]
         totals += values[np.searchsorted(steps, TIMES, side="right") - 1]  # of the newest model at that time
-    return {f"{at:g}": total / runs for at, total in zip(TIMES, totals, strict=True)}
+    return {f"{seconds:g}": total / runs for seconds, total in zip(TIMES, totals, strict=True)}
 
 
 def table(lab: Lab) -> Table:
@@ -49,7 +49,7 @@ def table(lab: Lab) -> Table:
 
 
 def _best(t: Table, number: str) -> list[int]:
-    return [min(t.where(seconds=at), key=lambda row: row.mean(number)).case["K"] for at in TIMES]
+    return [min(t.where(seconds=seconds), key=lambda row: row.mean(number)).case["K"] for seconds in TIMES]
 
 
 def _grows(t: Table) -> tuple[bool, str]:
@@ -61,7 +61,7 @@ def _agrees(t: Table) -> tuple[bool, str]:
     measured = _best(t, "measured")
     planned = [
         best_k(
-            seconds=at,
+            seconds=seconds,
             step_seconds=PACE,
             first=FIRST,
             rate=RATE,
@@ -69,11 +69,11 @@ def _agrees(t: Table) -> tuple[bool, str]:
             convexity=CURVATURE,
             noise=NOISE,
         )
-        for at in TIMES
+        for seconds in TIMES
     ]
     losses = [
-        t.mean("measured", seconds=at, K=k) / t.mean("measured", seconds=at, K=b)
-        for at, k, b in zip(TIMES, planned, measured, strict=True)
+        t.mean("measured", seconds=seconds, K=k) / t.mean("measured", seconds=seconds, K=b)
+        for seconds, k, b in zip(TIMES, planned, measured, strict=True)
     ]
     return max(
         losses

@@ -47,8 +47,8 @@ def _exact(t: Table) -> tuple[bool, str]:
         / (row.mean("error") / len(row.numbers["error"]) ** 0.5 + 1e-3 * row.mean("closed form"))
         for row in rows
     )
-    shown = ", ".join(f"{row.mean('simulated'):.4g}" for row in rows if row.case["averaging"] == FREE)
-    return worst < 4.5, f"{shown}; off by {worst:.1f} standard errors at worst (test: 4.5)"
+    in_words = ", ".join(f"{row.mean('simulated'):.4g}" for row in rows if row.case["averaging"] == FREE)
+    return worst < 4.5, f"{in_words}; off by {worst:.1f} standard errors at worst (test: 4.5)"
 
 
 ITEM = Item(

@@ -65,8 +65,8 @@ def _as_hard_as_detection(t: Table) -> tuple[bool, str]:
     rows = list(t.where(knows="overlaps"))
     ratios = [row.mean("error") / t.mean("error", inside=row.case["inside"], knows="nothing") for row in rows]
     slope = float(np.corrcoef([row.case["inside"] for row in rows], ratios)[0, 1])
-    shown = f"{ratios[0]:.1f} to {ratios[-1]:.1f} times the error of random stragglers"
-    return slope > 0.7 and ratios[-1] > 1.5 * ratios[0], f"{shown}, correlation {slope:.2f} (test: 1.5 times, 0.7)"
+    in_words = f"{ratios[0]:.1f} to {ratios[-1]:.1f} times the error of random stragglers"
+    return slope > 0.7 and ratios[-1] > 1.5 * ratios[0], f"{in_words}, correlation {slope:.2f} (test: 1.5 times, 0.7)"
 
 
 ITEM = Item(

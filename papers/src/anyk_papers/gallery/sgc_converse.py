@@ -86,8 +86,8 @@ def _above(t: Table) -> tuple[bool, str]:
 def _vanishes(t: Table) -> tuple[bool, str]:
     last = {few: [row.mean("gap times W") for row in t.where(**{"lambda": few})][-2:] for few in LAMBDAS}
     flat = all(abs(b / a - 1.0) < 0.05 for a, b in last.values())
-    shown = "; ".join(f"lambda = {few}: {a:.4f}, {b:.4f}" for few, (a, b) in last.items())
-    return flat, f"gap times W at the two longest windows, {shown} (test: within 5 %)"
+    in_words = "; ".join(f"lambda = {few}: {a:.4f}, {b:.4f}" for few, (a, b) in last.items())
+    return flat, f"gap times W at the two longest windows, {in_words} (test: within 5 %)"
 
 
 ITEM = Item(

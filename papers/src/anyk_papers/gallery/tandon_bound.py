@@ -62,14 +62,13 @@ def _above_bound(t: Table) -> tuple[bool, str]:
 
 def _attained(t: Table) -> tuple[bool, str]:
     rows = t.where(code="cyclic").rows
-    there = [
+    attaining = [
         row
         for row in rows
         if row.numbers.get("tolerated") == [row.case["s"]] and abs(row.mean("largest") - row.mean("bound")) < 1e-9
     ]
-    return len(there) == len(
-        rows
-    ), f"cyclic repetition attains it for {len(there)} of {len(rows)} numbers of stragglers"
+    in_words = f"cyclic repetition attains it for {len(attaining)} of {len(rows)} numbers of stragglers"
+    return len(attaining) == len(rows), in_words
 
 
 ITEM = Item(
