@@ -66,10 +66,13 @@ def survey_codes(workers: int, stragglers: int | None) -> None:
     )
 
 
+_FACTS = ("spec", "load", "partitions", "replication", "tolerates")  # of a code alone
+
+
 def _plain(row: Any) -> ByName:
     code = row.code
     return {
-        **values_of(code, "spec", "load", "partitions", "replication", "tolerates"),
+        **values_of(code, *_FACTS),
         "stragglers": row.stragglers,
         "residual": row.expected,
         "residual_known": row.expected_known,
@@ -141,7 +144,11 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     with _counting("comparing codes", length) as tell:
         curves = compare_codes(
             specs,
-            **values_of(options, "workers", "decoder", "draws", "sets", "seed"),
+            workers=options.workers,
+            decoder=options.decoder,
+            draws=options.draws,
+            sets=options.sets,
+            seed=options.seed,
             most=options.stragglers,
             tell=tell,
         )

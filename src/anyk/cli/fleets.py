@@ -297,13 +297,16 @@ def check(run: str, source: str | None, quiet: bool) -> None:
     say_result(*checked_lines(result))
 
 
+_FOR_A_TARGET = ("data", "problem", "optimizer", "lr", "evaluate")
+
+
 def _problem(options: PlanOptions) -> Problem | None:
     """Return the problem that --data or --problem names, if there is a target."""
     if options.target is not None:
         if options.data is None and options.problem is None:
             raise BadInput("--target is of a problem's metric; name it with --data or --problem")
         return options.make_problem()
-    for name, value in values_of(options, "data", "problem", "optimizer", "lr", "evaluate").items():
+    for name, value in values_of(options, *_FOR_A_TARGET).items():
         if value is not None:
             raise BadInput(f"--{name} is for a plan with a --target")
     return None

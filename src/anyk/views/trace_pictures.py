@@ -54,7 +54,9 @@ def _fits(times: Floats, censored: Flags | None) -> list[Fit]:
 def trace_text(facts: ByName, mu: float) -> str:
     """Return the facts about a trace as text."""
     bursts = ", ".join(f"{length} rounds: {count}" for length, count in list(facts["bursts"].items())[:8]) or "none"
-    slow = ", ".join(f"{each['worker']} ({100 * each['share']:.0f} %)" for each in facts["slowest"]) or "no worker"
+    slow = (
+        ", ".join(f"{worker['worker']} ({100 * worker['share']:.0f} %)" for worker in facts["slowest"]) or "no worker"
+    )
     lines = [
         f"{facts['rounds']} rounds x {facts['workers']} workers, seconds: mean {facts['mean']:.4g}, median "
         f"{facts['median']:.4g}, longest {facts['longest']:.4g}, variation {facts['variation']:.3g}",
@@ -64,7 +66,7 @@ def trace_text(facts: ByName, mu: float) -> str:
         + bursts,
         f"most often late: {slow}",
     ]
-    lines += [f"law {each['law']:<44} misfit {each['misfit']:.3f}" for each in facts["laws"]]
+    lines += [f"law {fitted['law']:<44} misfit {fitted['misfit']:.3f}" for fitted in facts["laws"]]
     if facts["laws"] and facts["laws"][0]["misfit"] > 0.1:
         lines.append("no delay model fits well; plan by replaying the trace")
     return "\n".join(lines)

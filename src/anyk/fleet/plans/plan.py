@@ -304,11 +304,13 @@ def plan(
         batch=batch,
         max_staleness=max_staleness,
     )
-    made = _answer(request=request, goal=goal, record=record, source=source, other=other, slope=slope, reading=reading)
+    answer = _answer(
+        request=request, goal=goal, record=record, source=source, other=other, slope=slope, reading=reading
+    )
     if not isinstance(source, DelayModel):
-        return made
+        return answer
     limit = (_without_computing(source, max_load),) if unlimited and max_load < 1.0 else ()
-    return replace(made, assumptions=(*made.assumptions, *_without_mean(source, record), *limit))
+    return replace(answer, assumptions=(*answer.assumptions, *_without_mean(source, record), *limit))
 
 
 def _usual_load(source: Readable | DelayModel, workers: int, slope: float | None) -> float:
@@ -380,12 +382,12 @@ def _answer(
         half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(request, inexact=False, tell=ignore), None)
         among_all = "" if goal is None else ", among exact steps"
         assumptions.append(f"if only half of that time is computing{among_all}: {in_short(half)}")
-    verdict, why, evidence = judged.verdict()
+    verdict, reason, evidence = judged.verdict()
     costliest_first = [record.workers.index(cost.worker) for cost in causes.workers]
     named = [column for column in costliest_first if record.workers[column] in causes.named]
     return Plan(
         verdict=verdict,
-        why=why,
+        why=reason,
         evidence=evidence,
         horizon=judged.horizon,
         assumptions=tuple(assumptions),

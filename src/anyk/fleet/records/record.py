@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -230,23 +230,27 @@ def joined(records: Sequence[Record]) -> Record:
     else:
         rows, rounds = _one_after_another(records), ()
     size = len(rounds) or sum(map(len, rows)), len(workers)
-    columns = [np.array([workers.index(name) for name in record.workers]) for record in records]
 
-    def joint(tables: Iterable[ArrayLike]) -> Floats:
-        table_of_all = np.full(size, np.nan)
-        for rows_of_one, columns_of_one, table in zip(rows, columns, tables, strict=True):
-            table_of_all[np.ix_(rows_of_one, columns_of_one)] = table
-        return table_of_all
+    def joint(table_of: Callable[[Record], ArrayLike]) -> Floats:
+        table = np.full(size, np.nan)
+        for record, its_rows in zip(records, rows, strict=True):
+            its_columns = np.array([workers.index(name) for name in record.workers])
+            table[np.ix_(its_rows, its_columns)] = table_of(record)
+        return table
 
     return Record(
-        seconds=joint(record.seconds for record in records),
-        censored=joint(np.asarray(record.censored) for record in records) == 1.0,
+        seconds=joint(lambda record: record.seconds),
+        censored=joint(lambda record: np.asarray(record.censored)) == 1.0,
         workers=workers,
         rounds=rounds,
         load=records[0].load,
-        parts={name: joint(record.parts[name] for record in records) for name in _common_parts(records)},
+        parts={name: joint(partial(_part, name)) for name in _common_parts(records)},
         remarks=tuple(remarks),
     )
+
+
+def _part(name: str, record: Record) -> Floats:
+    return record.parts[name]
 
 
 def _common_parts(records: Sequence[Record]) -> list[str]:
