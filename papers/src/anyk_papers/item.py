@@ -60,12 +60,12 @@ class Value:
         value = self.here(table)
         paper = self.says or f"{self.paper:.8g}{self.unit}"
         if not isfinite(value):
-            return Verdict(self.text, paper, "no number: not reached", "does not hold")
+            return Verdict(claim=self.text, paper=paper, here="no number: not reached", word="does not hold")
         near = self._error(value) <= self.within or (self.least and value >= self.paper)
         word: Word = "holds" if near else "holds in part" if self._same_direction(value) else "does not hold"
         digits = 8 if self.within < 1e-3 else 3
         test = self._allowed() + (f": {self.reason}" if self.reason else "")
-        return Verdict(self.text, paper, f"{value:.{digits}g}{self.unit} (test: {test})", word)
+        return Verdict(claim=self.text, paper=paper, here=f"{value:.{digits}g}{self.unit} (test: {test})", word=word)
 
     def _error(self, value: float) -> float:
         """The relative distance from the paper's number."""
@@ -118,8 +118,10 @@ class Order:
     def judge(self, table: Table) -> Verdict:
         numbers = list(self.here(table))
         falls = all(a > b for a, b in pairwise(numbers))
-        shown = (" > " if falls else ", ").join(f"{value:.3g}" if isfinite(value) else "never" for value in numbers)
-        return Verdict(self.text, " > ".join(self.names), shown, "holds" if falls else "does not hold")
+        in_words = (" > " if falls else ", ").join(f"{value:.3g}" if isfinite(value) else "never" for value in numbers)
+        return Verdict(
+            claim=self.text, paper=" > ".join(self.names), here=in_words, word="holds" if falls else "does not hold"
+        )
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,8 @@ class Criterion:
     here: Callable[[Table], tuple[bool, str]]
 
     def judge(self, table: Table) -> Verdict:
-        passed, shown = self.here(table)
-        return Verdict(self.text, self.paper, shown, "holds" if passed else "does not hold")
+        passed, in_words = self.here(table)
+        return Verdict(claim=self.text, paper=self.paper, here=in_words, word="holds" if passed else "does not hold")
 
 
 @dataclass(frozen=True)

@@ -69,14 +69,14 @@ class Table:
         """Return all numbers as CSV, a line per case and seed."""
         keys = list(dict.fromkeys(key for row in self.rows for key in row.case))
         names = list(dict.fromkeys(name for row in self.rows for name in row.numbers))
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow([*keys, "seed", *names])
         for row in self.rows:
             for seed in range(max((len(values) for values in row.numbers.values()), default=0)):
                 numbers = [row.numbers[name][seed] if name in row.numbers else "" for name in names]
                 writer.writerow([*(row.case.get(key, "") for key in keys), seed, *numbers])
-        return text.getvalue()
+        return buffer.getvalue()
 
     def plain(self) -> list[dict[str, Any]]:
         """Return the rows as plain data for JSON, with curves as lists, NaN and inf as None."""
@@ -132,8 +132,8 @@ def above_best(one: Row, others: Sequence[Row], curve: str, *, points: int = 60)
     """
     end = min(float(x[-1]) for row in (one, *others) for x, _ in row.curves[curve])
     times = np.linspace(end / points, end, points)
-    best = np.min([[row.at(curve, at) for at in times] for row in others], axis=0)
-    return float(np.mean([one.at(curve, at) for at in times] / best - 1.0))
+    best = np.min([[row.at(curve, moment) for moment in times] for row in others], axis=0)
+    return float(np.mean([one.at(curve, moment) for moment in times] / best - 1.0))
 
 
 def crossing(

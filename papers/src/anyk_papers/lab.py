@@ -52,7 +52,7 @@ class Lab:
     cluster: str = "simulated"
     keep: Path | None = None
     data_folder: Path | None = None
-    progress: Progress = lambda text, done, total: None
+    progress: Progress = lambda sentence, done, total: None
     _problems: dict[str, Problem] = field(default_factory=dict, repr=False)
 
     # ------------------------------------------------------------------------------------------- results
@@ -69,7 +69,7 @@ class Lab:
                 done += 1
                 numbers = self._load_or_measure(how, case, seed)
                 for name, curve in numbers.pop("curves", {}).items():
-                    x, y = (np.asarray(part, dtype=np.float64) for part in curve)
+                    x, y = (np.asarray(values, dtype=np.float64) for values in curve)
                     row.curves.setdefault(name, []).append((x, y))
                 for name, value in numbers.items():
                     row.numbers.setdefault(name, []).append(float(value))
@@ -89,8 +89,8 @@ class Lab:
         }
         file = None
         if self.keep is not None:
-            text = json.dumps(settings, sort_keys=True, default=str)
-            file = self.keep / f"{hashlib.blake2b(text.encode(), digest_size=10).hexdigest()}.json"
+            content = json.dumps(settings, sort_keys=True, default=str)
+            file = self.keep / f"{hashlib.blake2b(content.encode(), digest_size=10).hexdigest()}.json"
             if file.is_file():
                 result: Results = json.loads(file.read_text(encoding="utf-8"))["results"]
                 return result
@@ -121,11 +121,11 @@ class Lab:
 
     def path(self, name: str) -> Path:
         """Return a data file; if it is missing, raise :class:`~anyk.errors.BadInput` with its origin."""
-        file, where = _FILES.get(name, (name, name))
+        file, origin = _FILES.get(name, (name, name))
         folder = self.data_folder or Path(os.environ.get("ANYK_DATA", "data"))
         if not (folder / file).exists():
             raise BadInput(
-                f"'{self.item}' needs {where}, as '{file}' in a folder that --data-dir or ANYK_DATA names; "
+                f"'{self.item}' needs {origin}, as '{file}' in a folder that --data-dir or ANYK_DATA names; "
                 f"there is none in '{folder}'"
             )
         return folder / file

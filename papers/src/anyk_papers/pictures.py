@@ -20,6 +20,9 @@ _WIDTH = 62  # characters of a title above one panel
 _ZERO = 1e-12  # relative to the largest value; smaller values are rounding
 
 
+_Line = tuple[Floats, Floats, dict[str, Any]]  # x; mean, least and largest y, shape (3, points); its style
+
+
 class Drawing(Protocol):
     """A pair of axes of a picture."""
 
@@ -99,9 +102,15 @@ class Bars:
         step = 0.84 / len(numbers)
         for i, row in enumerate(rows):
             for j, number in enumerate(numbers):
-                at = i + (j - (len(numbers) - 1) / 2.0) * step
-                colour = COLOURS[(j if self.further else i) % len(COLOURS)]
-                self._bar(axes, row, number, at, 0.84 * step, colour, "" if i or not self.further else number)
+                self._bar(
+                    axes,
+                    row,
+                    number,
+                    centre=i + (j - (len(numbers) - 1) / 2.0) * step,
+                    width=0.84 * step,
+                    colour=COLOURS[(j if self.further else i) % len(COLOURS)],
+                    label="" if i or not self.further else number,
+                )
             if self.mark is not None:
                 axes.plot(
                     [i - 0.4, i + 0.4], [row.mean(self.mark)] * 2, color="black", lw=1.6, label=None if i else self.mark
@@ -111,12 +120,12 @@ class Bars:
         _finish(axes, "", self.y, self.title, self.log, grid="y")
 
     @staticmethod
-    def _bar(axes: Any, row: Row, number: str, at: float, width: float, colour: str, label: str) -> None:
+    def _bar(axes: Any, row: Row, number: str, *, centre: float, width: float, colour: str, label: str) -> None:
         mean, (low, high) = row.mean(number), row.spread(number)
         if not np.isfinite(mean):
             axes.annotate(
                 "never",
-                (at, 0.02),
+                (centre, 0.02),
                 xycoords=("data", "axes fraction"),
                 ha="center",
                 fontsize=8,
@@ -124,10 +133,10 @@ class Bars:
             )
             return
         error = None if high - low < 1e-12 else [[mean - low], [high - mean]]
-        axes.bar(at, mean, color=colour, yerr=error, capsize=3, width=width, label=label or None)
+        axes.bar(centre, mean, color=colour, yerr=error, capsize=3, width=width, label=label or None)
         axes.annotate(
             f"{mean:.3g}",
-            (at, high),
+            (centre, high),
             ha="center",
             va="bottom",
             fontsize=8 if width > 0.5 else 6,
@@ -157,44 +166,64 @@ class Lines:
         groups: dict[Any, list[Row]] = {}
         for row in table.where(**self.of):
             groups.setdefault(row.case.get(self.by) if self.by else None, []).append(row)
+        lines = self._lines(groups)
+        zeros = "y" in self.log and _mark_zeros(axes, lines)
+        for i, line in enumerate(lines):
+            _draw_line(axes, line, later=lines[i + 1 :])
+        if zeros:
+            axes.plot([], [], "v", color="0.4", ms=5, label="zero")
+        for x, name in self.marks:
+            _draw_mark(axes, x, name)
+        numbered = all(isinstance(group, (int, float)) for group in groups)
+        _finish(axes, self.x, self.y, self.title, self.log, legend=self.by if numbered else None)
+
+    def _lines(self, groups: Mapping[Any, Sequence[Row]]) -> list[_Line]:
+        """Return a line for each group and each number that some of its rows have."""
         lines = []
         for i, (group, members) in enumerate(groups.items()):
             for j, number in enumerate(self.numbers):
-                there = [row for row in members if number in row.numbers]
-                if not there:
+                rows = [row for row in members if number in row.numbers]
+                if not rows:
                     continue
-                x = np.array([float(row.case[self.over]) for row in there])
-                y = np.array([[row.mean(number), *row.spread(number)] for row in there]).T  # mean, least, largest
+                x = np.array([float(row.case[self.over]) for row in rows])
+                y = np.array([[row.mean(number), *row.spread(number)] for row in rows]).T
                 which = i if len(groups) > 1 else j
-                label = ", ".join(
-                    part
-                    for part in ("" if group is None else str(group), number if len(self.numbers) > 1 else "")
-                    if part
-                )
-                colour, style = COLOURS[which % len(COLOURS)], _STYLES[(j + which // len(COLOURS)) % len(_STYLES)]
-                lines.append((x, y, {"color": colour, "ls": style, "label": label or None}))
-        zeros = "y" in self.log and _mark_zeros(axes, lines)
-        for i, (x, y, how) in enumerate(lines):
-            wider = 2.5 * sum(_covers(y[0], other[0]) for _, other, _ in lines[i + 1 :])
-            axes.plot(x, y[0], marker="o", ms=3.5 + wider, lw=1.5 + wider, alpha=0.4 if wider else 1.0, **how)
-            if (y[2] > y[1]).any():
-                axes.fill_between(x, y[1], y[2], color=how["color"], alpha=0.15, lw=0)
-        if zeros:
-            axes.plot([], [], "v", color="0.4", ms=5, label="zero")
-        for at, text in self.marks:
-            axes.axvline(at, color="0.6", lw=0.8, ls="--")
-            axes.annotate(
-                text,
-                (at, 0.97),
-                xycoords=("data", "axes fraction"),
-                fontsize=8,
-                rotation=90,
-                va="top",
-                ha="right",
-                color="0.4",
-            )
-        numbered = all(isinstance(group, (int, float)) for group in groups)
-        _finish(axes, self.x, self.y, self.title, self.log, legend=self.by if numbered else None)
+                style = {
+                    "color": COLOURS[which % len(COLOURS)],
+                    "ls": _STYLES[(j + which // len(COLOURS)) % len(_STYLES)],
+                    "label": self._label(group, number) or None,
+                }
+                lines.append((x, y, style))
+        return lines
+
+    def _label(self, group: Any, number: str) -> str:
+        """Return the name of a group, and of the number if there are several."""
+        names = [] if group is None else [str(group)]
+        return ", ".join(filter(None, names + [number] * (len(self.numbers) > 1)))
+
+
+def _draw_line(axes: Any, line: _Line, *, later: Sequence[_Line]) -> None:
+    """Draw a line and its band, the wider the more ``later`` lines cover it."""
+    x, (mean, least, largest), style = line
+    wider = 2.5 * sum(_covers(mean, y[0]) for _, y, _ in later)
+    axes.plot(x, mean, marker="o", ms=3.5 + wider, lw=1.5 + wider, alpha=0.4 if wider else 1.0, **style)
+    if (largest > least).any():
+        axes.fill_between(x, least, largest, color=style["color"], alpha=0.15, lw=0)
+
+
+def _draw_mark(axes: Any, x: float, name: str) -> None:
+    """Draw a vertical line with a name."""
+    axes.axvline(x, color="0.6", lw=0.8, ls="--")
+    axes.annotate(
+        name,
+        (x, 0.97),
+        xycoords=("data", "axes fraction"),
+        fontsize=8,
+        rotation=90,
+        va="top",
+        ha="right",
+        color="0.4",
+    )
 
 
 def _covers(y: Floats, other: Floats) -> bool:
@@ -202,13 +231,13 @@ def _covers(y: Floats, other: Floats) -> bool:
     return len(y) == len(other) and bool((np.abs(y - other) <= 0.01 * np.nanmax(np.abs(y))).mean() > 0.5)
 
 
-def _mark_zeros(axes: Any, lines: Sequence[tuple[Floats, Floats, dict[str, Any]]]) -> bool:
+def _mark_zeros(axes: Any, lines: Sequence[_Line]) -> bool:
     """Replace zeros (up to rounding), which a logarithmic axis cannot show, by marks; return whether there are any.
 
     The marks are at the lower edge, each line's a little above the previous line's.
     """
     largest = max((float(np.nanmax(y)) for _, y, _ in lines), default=0.0)
-    shown = [value for _, y, _ in lines for value in y[0][y[0] > _ZERO * largest].tolist()]
+    positive = [value for _, y, _ in lines for value in y[0][y[0] > _ZERO * largest].tolist()]
     any_zero = False
     for i, (x, y, how) in enumerate(lines):
         zero = ~(y[0] > _ZERO * largest)
@@ -223,7 +252,7 @@ def _mark_zeros(axes: Any, lines: Sequence[tuple[Floats, Floats, dict[str, Any]]
                 transform=axes.get_xaxis_transform(),
             )
             y[:, zero], any_zero = np.nan, True
-        y[1] = np.maximum(y[1], 0.3 * min(shown, default=1.0))
+        y[1] = np.maximum(y[1], 0.3 * min(positive, default=1.0))
     return any_zero
 
 

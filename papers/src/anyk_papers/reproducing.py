@@ -93,7 +93,7 @@ def reproduce(
     cluster: str | None = None,
     data_folder: str | Path | None = None,
     keep: str | Path | None = None,
-    progress: Progress = lambda text, done, of: None,
+    progress: Progress = lambda sentence, done, of: None,
 ) -> Reproduction:
     """Run an item; write its table (CSV, JSON), page (Markdown) and picture into the folder ``out``, if given.
 
@@ -106,44 +106,67 @@ def reproduce(
     >>> reproduction.word
     'holds in part'
     """
-    if isinstance(item, str):
-        known_items = items()
-        if item not in known_items:
-            hint = suggest(item, known_items, "'anyk reproduce' lists them", cutoff=0.4)
-            raise BadInput(f"there is no item '{item}'; {hint}")
-        item = known_items[item]
-    clock_name = item.clock if cluster is None else cluster
-    if item.clock != "simulated" and clock_name != item.clock:
-        raise BadInput(f"'{item.name}' runs on its own clock ({item.clock}) only; omit cluster={clock_name}")
-    if clock_name not in ("simulated", "processes", "none"):
-        raise BadInput(f"cluster must be simulated or processes, got '{clock_name}'")
+    item = _named_item(item) if isinstance(item, str) else item
+    clock_name = _clock_of(item, cluster)
     count = 1 if item.clock == "none" else item.seeds if seeds is None else check(seeds, AtLeastOne, "seeds")
     folder = None if out is None else Path(out)
     if folder is not None:
         _prepare_folder(folder, *(f"{item.name}.{kind}" for kind in ("json", "csv", "md", "png")), ".results")
         keep = folder / ".results" if keep is None else keep
     lab = Lab(
-        item.name,
-        count,
-        quick,
-        "simulated" if clock_name == "none" else clock_name,
-        None if keep is None else Path(keep),
-        None if data_folder is None else Path(data_folder),
-        progress,
+        item=item.name,
+        seeds=count,
+        quick=quick,
+        cluster="simulated" if clock_name == "none" else clock_name,
+        keep=None if keep is None else Path(keep),
+        data_folder=None if data_folder is None else Path(data_folder),
+        progress=progress,
     )
     start = clock.monotonic()
     table = item.table(lab)
     verdicts = tuple(item.verdicts(table))
-    picture = None
+    picture = None if folder is None else _draw_picture(item, table, folder)
+    reproduction = Reproduction(
+        item=item,
+        table=table,
+        verdicts=verdicts,
+        seeds=count,
+        quick=quick,
+        cluster=clock_name,
+        seconds=clock.monotonic() - start,
+        picture=picture,
+    )
     if folder is not None:
-        picture = _draw_picture(item, table, folder)
-    reproduction = Reproduction(item, table, verdicts, count, quick, clock_name, clock.monotonic() - start, picture)
-    if folder is not None:
-        (folder / f"{item.name}.json").write_text(json.dumps(reproduction.plain(), indent=1) + "\n", encoding="utf-8")
-        (folder / f"{item.name}.csv").write_text(table.csv(), encoding="utf-8")
-        page = reproduction.markdown(None if picture is None else picture.name)
-        (folder / f"{item.name}.md").write_text(page, encoding="utf-8")
+        _write(reproduction, folder)
     return reproduction
+
+
+def _named_item(name: str) -> Item:
+    """Return an item; raise BadInput if it does not exist."""
+    known_items = items()
+    if name not in known_items:
+        hint = suggest(name, known_items, "'anyk reproduce' lists them", cutoff=0.4)
+        raise BadInput(f"there is no item '{name}'; {hint}")
+    return known_items[name]
+
+
+def _clock_of(item: Item, cluster: str | None) -> str:
+    """Return the clock that an item runs on; raise BadInput for a cluster that it cannot run on."""
+    clock_name = item.clock if cluster is None else cluster
+    if item.clock != "simulated" and clock_name != item.clock:
+        raise BadInput(f"'{item.name}' runs on its own clock ({item.clock}) only; omit cluster={clock_name}")
+    if clock_name not in ("simulated", "processes", "none"):
+        raise BadInput(f"cluster must be simulated or processes, got '{clock_name}'")
+    return clock_name
+
+
+def _write(reproduction: Reproduction, folder: Path) -> None:
+    """Write the result, its table and its page beside the picture."""
+    name, picture = reproduction.item.name, reproduction.picture
+    (folder / f"{name}.json").write_text(json.dumps(reproduction.plain(), indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}.csv").write_text(reproduction.table.csv(), encoding="utf-8")
+    page = reproduction.markdown(None if picture is None else picture.name)
+    (folder / f"{name}.md").write_text(page, encoding="utf-8")
 
 
 def _prepare_folder(folder: Path, *names: str) -> None:
@@ -170,7 +193,7 @@ def reproduce_all(
     quick: bool = False,
     seeds: int | None = None,
     data_folder: str | Path | None = None,
-    progress: Progress = lambda text, done, of: None,
+    progress: Progress = lambda sentence, done, of: None,
     before: Callable[[Item], None] = lambda item: None,
     after: Callable[[Reproduction], None] = lambda reproduction: None,
 ) -> tuple[list[Reproduction], dict[str, str]]:
@@ -207,7 +230,7 @@ def _link(reproduction: Reproduction) -> str:
 
 def page(reproductions: Sequence[Reproduction], failures: dict[str, str]) -> str:
     """Return the gallery page: a table of verdicts, then each item; ``failures``: reasons by item."""
-    words = [each.word for each in reproductions]
+    words = [reproduction.word for reproduction in reproductions]
     lines = [
         "# Gallery",
         "",
@@ -220,10 +243,10 @@ def page(reproductions: Sequence[Reproduction], failures: dict[str, str]) -> str
         "",
         *_markdown_table(
             ["item", "what", "verdict"],
-            [[_link(each), each.item.title, each.word] for each in reproductions]
+            [[_link(result), result.item.title, result.word] for result in reproductions]
             + [[name, reason.partition(";")[0], "not run"] for name, reason in failures.items()],
         ),
         "",
-        *(each.markdown(None if each.picture is None else each.picture.name) for each in reproductions),
+        *(result.markdown(None if result.picture is None else result.picture.name) for result in reproductions),
     ]
     return "\n".join(lines)

@@ -21,8 +21,8 @@ from anyk.plain import values_of
 _OWN = ("optimizer", "delays")  # options whose default differs from that of train
 
 
-def _rate(text: str) -> Any:
-    return option(metavar="RATE", default="", show_default=False, help=f"{text}, such as 2/s, 30/min or 5/h.")
+def _rate(purpose: str) -> Any:
+    return option(metavar="RATE", default="", show_default=False, help=f"{purpose}, such as 2/s, 30/min or 5/h.")
 
 
 @options_class
@@ -83,20 +83,21 @@ def chaos(options: ChaosOptions) -> None:
             least=options.least,
             options=tuple(_forwarded(options)),
             out=options.out,
-            tell=lambda text: click.echo(text, err=True),
+            tell=lambda sentence: click.echo(sentence, err=True),
         )
     except KeyboardInterrupt:
         warn("interrupted; all processes of the run have been ended")
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, previous)
-    findings = [f"{'ok    ' if each.holds else 'FAILED'} {each.name}: {each.text}" for each in result.findings]
-    say(chaos_table(result), *findings)
+    verdicts = [f"{'ok    ' if one.holds else 'FAILED'} {one.name}: {one.text}" for one in result.findings]
+    say(chaos_table(result), *verdicts)
     write_json(result.report())
     if options.page is not None:
         click.echo(f"page: {chaos_page(result, options.page)}", err=True)
     if not result.passed:
-        raise RunFailed("; ".join(f"{each.name}: {each.text}" for each in result.findings if not each.holds))
+        failed = [finding for finding in result.findings if not finding.holds]
+        raise RunFailed("; ".join(f"{finding.name}: {finding.text}" for finding in failed))
 
 
 def _forwarded(options: ChaosOptions) -> Iterator[str]:

@@ -66,10 +66,13 @@ def survey_codes(workers: int, stragglers: int | None) -> None:
     )
 
 
+_FACTS = ("spec", "load", "partitions", "replication", "tolerates")  # of a code alone
+
+
 def _plain(row: Any) -> ByName:
     code = row.code
     return {
-        **values_of(code, "spec", "load", "partitions", "replication", "tolerates"),
+        **values_of(code, *_FACTS),
         "stragglers": row.stragglers,
         "residual": row.expected,
         "residual_known": row.expected_known,
@@ -141,7 +144,11 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     with _counting("comparing codes", length) as tell:
         curves = compare_codes(
             specs,
-            **values_of(options, "workers", "decoder", "draws", "sets", "seed"),
+            workers=options.workers,
+            decoder=options.decoder,
+            draws=options.draws,
+            sets=options.sets,
+            seed=options.seed,
             most=options.stragglers,
             tell=tell,
         )
@@ -201,15 +208,15 @@ def threshold(
     from anyk.fleet import adversarial_threshold
     from anyk.views import thresholds_table
 
-    questions = [(code, each) for code in [build(spec, workers=workers) for spec in specs] for each in knows]
+    questions = [(code, knowledge) for code in [build(spec, workers=workers) for spec in specs] for knowledge in knows]
     thresholds: dict[str, ByName] = {}
     with _counting("looking for stragglers", len(questions)) as tell:
-        for code, each in questions:
+        for code, knowledge in questions:
             tell(code.spec)
-            thresholds.setdefault(code.spec, {})[each] = adversarial_threshold(
-                code, error, knows=each, decoder=decoder, sets=sets, seed=seed
+            thresholds.setdefault(code.spec, {})[knowledge] = adversarial_threshold(
+                code, error, knows=knowledge, decoder=decoder, sets=sets, seed=seed
             )
-    results = [(spec, each, result) for spec, row in thresholds.items() for each, result in row.items()]
+    results = [(spec, knowledge, result) for spec, row in thresholds.items() for knowledge, result in row.items()]
     notes = ["≤: found by a search; fewer may do"] * any(result.found == "search" for *_, result in results)
     notes += [f"nothing: median over {sets} random orders of the workers"] * ("nothing" in knows)
     head = f"{workers} workers: stragglers that it takes for an error per partition of {error:g}"
@@ -220,12 +227,12 @@ def threshold(
                 "spec": spec,
                 "workers": workers,
                 "error": error,
-                "knows": each,
+                "knows": knowledge,
                 "stragglers": result.stragglers,
                 "found": result.found,
                 "lost": list(result.lost),
                 "error_reached": result.error,
             }
-            for spec, each, result in results
+            for spec, knowledge, result in results
         ]
     )

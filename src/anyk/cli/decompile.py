@@ -69,19 +69,19 @@ def decompile(function: str, arguments: str, target: Target, grad: bool, out: st
     write_json({"function": function, "target": target, "digest": source.digest, "text": source.text})
 
 
-def _examples(text: str) -> list[Any]:
+def _examples(spec: str) -> list[Any]:
     """Return the shapes and types that ``--args`` specifies."""
     import jax
 
     from readjax import SHORT_TYPES
 
     types = {short: dtype for dtype, short in SHORT_TYPES.items()}
-    examples, place = [], 0
-    while place < len(text):
-        match = _ARGUMENT.match(text, place)
+    examples, position = [], 0
+    while position < len(spec):
+        match = _ARGUMENT.match(spec, position)
         if match is None or match[1] not in types:
             raise BadInput(
-                f"argument types should look like f32[64,10],i32[5],f32[], got '{text}'; "
+                f"argument types should look like f32[64,10],i32[5],f32[], got '{spec}'; "
                 f"known types: {', '.join(types)}"
             )
         dtype = types[match[1]]
@@ -89,5 +89,5 @@ def _examples(text: str) -> list[Any]:
             jax.config.update("jax_enable_x64", True)
         shape = tuple(int(length) for length in match[2].split(",") if length.strip())
         examples.append(jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)))
-        place = match.end()
+        position = match.end()
     return examples

@@ -58,11 +58,11 @@ def takes(kind: type[Any]) -> Callable[[Command], Command]:
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
         def command(*args: Any, **values: Any) -> object:
-            own = {each.name: values.pop(each.name) for each in fields(kind)}
-            return function(*args, options=kind(**own), **values)
+            arguments = {of_kind.name: values.pop(of_kind.name) for of_kind in fields(kind)}
+            return function(*args, options=kind(**arguments), **values)
 
-        for each in reversed(fields(kind)):
-            command = each.metadata["option"](each.name)(command)
+        for of_kind in reversed(fields(kind)):
+            command = of_kind.metadata["option"](of_kind.name)(command)
         return command  # type: ignore[return-value]
 
     return decorate

@@ -122,9 +122,8 @@ def explain(
     write_json(explanation.report())
     if picture is not None:
         draw_explanation(source, explanation, picture)
-    findings = (f"- {sentence}" for sentence in explanation.sentences)
-    tables = explained_table(explanation), explained_note(explanation)
-    say_result(source.summary, "", *findings, "", *tables)
+    say_result(source.summary, "", *(f"- {sentence}" for sentence in explanation.sentences))
+    say_result("", explained_table(explanation), explained_note(explanation))
     if picture is not None:
         click.echo(f"picture: {picture}", err=json_to_output())
 
@@ -256,23 +255,23 @@ def _print_plan(result: Plan, options: PlanOptions) -> None:
 
     everything, today = options.everything, result.today
     front = pareto(result.candidates)
-    shown = list(result.candidates) if everything else [each for each in front if each.spec != today.spec]
-    shown += [today] * (today not in shown)
-    lines: list[Any] = [*[result.read_as] * bool(result.read_as), *plan_lines(result), "", plan_table(shown, today)]
-    hidden = len(result.candidates) - len(shown)
+    listed = list(result.candidates) if everything else [choice for choice in front if choice.spec != today.spec]
+    listed += [today] * (today not in listed)
+    lines: list[Any] = [*[result.read_as] * bool(result.read_as), *plan_lines(result), "", plan_table(listed, today)]
+    hidden = len(result.candidates) - len(listed)
     if hidden > 0:
         lines.append(f"{hidden} more are neither faster nor cheaper than these; --all shows them")
     lines.append(PLAN_NOTE)
-    unranked = [each for each in result.others if each.exact]
+    unranked = [choice for choice in result.others if choice.exact]
     if unranked:
         note = "of these too much was cut off: from the least to the most that they may take; they are not ranked"
         lines += ["", note, plan_table(unranked if everything else unranked[:5], today)]
-    inexact = [each for each in result.others if not each.exact]
+    inexact = [choice for choice in result.others if not choice.exact]
     if inexact and (everything or options.target is None):
-        why = "the steps of these are not the exact sum, and may be worth less; they are not ranked"
+        reason = "the steps of these are not the exact sum, and may be worth less; they are not ranked"
         if options.target is not None:
-            why = "these were not trained to the target, or given up on the way"
-        lines += ["", why, inexact_table(inexact)]
+            reason = "these were not trained to the target, or given up on the way"
+        lines += ["", reason, inexact_table(inexact)]
     say_result(*lines)
 
 
@@ -298,13 +297,16 @@ def check(run: str, source: str | None, quiet: bool) -> None:
     say_result(*checked_lines(result))
 
 
+_FOR_A_TARGET = ("data", "problem", "optimizer", "lr", "evaluate")
+
+
 def _problem(options: PlanOptions) -> Problem | None:
     """Return the problem that --data or --problem names, if there is a target."""
     if options.target is not None:
         if options.data is None and options.problem is None:
             raise BadInput("--target is of a problem's metric; name it with --data or --problem")
         return options.make_problem()
-    for name, value in values_of(options, "data", "problem", "optimizer", "lr", "evaluate").items():
+    for name, value in values_of(options, *_FOR_A_TARGET).items():
         if value is not None:
             raise BadInput(f"--{name} is for a plan with a --target")
     return None

@@ -173,22 +173,30 @@ class _Group(Listing):
             sys.stderr.close()  # the reader of the output has ended, which is no error
             ctx.exit(0)
         except Exception as error:
-            notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
-            if any(note.startswith(RAISED) for note in notes):
-                warn(f"{describe_error(error)}; {'; '.join(notes)}")
-                ctx.exit(1)
-            if isinstance(error, FileNotFoundError) and not _here():
-                warn("the current folder does not exist any more; change to another")
-                ctx.exit(2)
-            if not isinstance(error, OSError) or error.errno not in (*_FULL, *_PLACES):
+            status = _explain(error)
+            if status is None:
                 raise
-            if error.errno in _PLACES:
-                reason = str(error.strerror).lower()
-                warn(f"'{str(error.filename)[:240]}' is not accessible ({reason})" if error.filename else reason)
-                ctx.exit(2)
-            drop_output()
-            warn(f"the output cannot be written ({error.strerror})")
-            ctx.exit(2)
+            ctx.exit(status)
+
+
+def _explain(error: Exception) -> int | None:
+    """Print one sentence about an error of the user's own code or of the system, and return its exit code, or None."""
+    notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+    if any(note.startswith(RAISED) for note in notes):
+        warn(f"{describe_error(error)}; {'; '.join(notes)}")
+        return 1
+    if isinstance(error, FileNotFoundError) and not _here():
+        warn("the current folder does not exist any more; change to another")
+        return 2
+    if not isinstance(error, OSError) or error.errno not in (*_FULL, *_PLACES):
+        return None
+    if error.errno in _PLACES:
+        reason = str(error.strerror).lower()
+        warn(f"'{str(error.filename)[:240]}' is not accessible ({reason})" if error.filename else reason)
+    else:
+        drop_output()
+        warn(f"the output cannot be written ({error.strerror})")
+    return 2
 
 
 def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:

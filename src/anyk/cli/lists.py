@@ -36,8 +36,9 @@ def list_kind(kind: str | None, workers: int | None, stragglers: int | None) -> 
     anyk list codes --workers 30 --stragglers 2
     """
     if kind is None:
-        say_result(*(f"{name:<12} {each.summary}" for name, each in KINDS.items()), "", "'anyk list KIND' lists them.")
-        write_json([{"name": name, "summary": each.summary} for name, each in KINDS.items()])
+        say_result(*(f"{name:<12} {listing.summary}" for name, listing in KINDS.items()))
+        say_result("", "'anyk list KIND' lists them.")
+        write_json([{"name": name, "summary": listing.summary} for name, listing in KINDS.items()])
         return
     if kind not in KINDS:
         raise BadInput(f"no kind '{kind}'; {suggest(kind, KINDS, 'kinds: ' + ', '.join(KINDS))}")
@@ -50,9 +51,10 @@ def list_kind(kind: str | None, workers: int | None, stragglers: int | None) -> 
         raise BadInput(f"--stragglers {stragglers} needs --workers, the number of workers")
     listed = KINDS[kind]
     entries = list(getattr(import_module(listed.module), listed.registry))
-    below = [listed.also] * bool(listed.also)
     origins = {entry.name: f" (from {entry.origin})" if entry.origin else "" for entry in entries}
-    say_result(*(f"{entry.usage()}\n    {entry.summary}{origins[entry.name]}" for entry in entries), *below)
+    say_result(*(f"{entry.usage()}\n    {entry.summary}{origins[entry.name]}" for entry in entries))
+    if listed.also:
+        say_result(listed.also)
     write_json([{"name": e.name, "usage": e.usage(), "summary": e.summary} for e in entries])
 
 
@@ -154,14 +156,14 @@ def check_cluster(spec: str, workers: int, steps: int) -> None:
     speed = cluster_speed(
         lambda: build(spec, workers=workers),
         steps=steps,
-        tell=lambda text: click.echo(f"· {text}", err=True),
+        tell=lambda sentence: click.echo(f"· {sentence}", err=True),
     )
     say_result(
         f"{speed.spec}: {speed.workers} workers ready after {speed.start:.2f} s, latency {1e3 * speed.latency:.2f} ms",
         speed_table(speed),
         "round trip: one worker gets a model and answers; step: all do; floor: adding up the answers here",
     )
-    rows = [each._asdict() | {"bandwidth": speed.bandwidth(each)} for each in speed.speeds]
+    rows = [of_size._asdict() | {"bandwidth": speed.bandwidth(of_size)} for of_size in speed.speeds]
     write_json(speed._asdict() | {"speeds": rows})
 
 

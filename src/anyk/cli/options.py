@@ -141,11 +141,11 @@ plugin_option = click.option(
 FEWEST = "anyk.fewest"  # the key in a click context for the smallest number of workers
 
 
-def read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int:
+def read_workers(ctx: click.Context, _: click.Parameter, value: str | int) -> int:
     """Return the largest number of workers; if the text is a range, store the smallest in the context."""
     from anyk.specs import read
 
-    fewest, dots, most = str(text).partition("..")
+    fewest, dots, most = str(value).partition("..")
     if dots:
         ctx.meta[FEWEST] = read(fewest, int, "workers")
     return int(read(most if dots else fewest, int, "workers"))
@@ -157,12 +157,12 @@ def workers_or_range(workers: int) -> int | tuple[int, int]:
     return workers if fewest is None else (fewest, workers)
 
 
-def _check_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
-    if text is not None:
+def _check_evaluate(_: click.Context, __: click.Parameter, spec: str | None) -> str | None:
+    if spec is not None:
         from anyk.runs.api import read_evaluate
 
-        read_evaluate(text)  # fail before anything is loaded
-    return text
+        read_evaluate(spec)  # fail before anything is loaded
+    return spec
 
 
 evaluate_option = click.option(
@@ -179,8 +179,8 @@ _CREATE_FOLDERS = ("train", "race")  # output files may lie in the folder that t
 
 def writable(what: str) -> Callable[..., str | None]:
     """Return the callback of an option that checks an output file before the command starts."""
-    own = {"picture": check_picture, "table": check_table}
-    check_output = own.get(what) or partial(check_file, what=what)
+    by_kind = {"picture": check_picture, "table": check_table}
+    check_output = by_kind.get(what) or partial(check_file, what=what)
 
     def callback(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
         if ctx.command.name not in _CREATE_FOLDERS:
@@ -212,9 +212,9 @@ def workers_option(default: int) -> Callable[[Command], Command]:
     return click.option("--workers", default=default, help="Number of workers, n.")
 
 
-def picture_option(text: str) -> Callable[[Command], Command]:
+def picture_option(purpose: str) -> Callable[[Command], Command]:
     """Return the option ``--picture``, which refuses a file that cannot be written before the work starts."""
-    return click.option("--picture", metavar="FILE", callback=writable("picture"), help=text)
+    return click.option("--picture", metavar="FILE", callback=writable("picture"), help=purpose)
 
 
 table_option = click.option(
@@ -461,8 +461,9 @@ def make_callbacks(specs: Sequence[str]) -> Callbacks:
     from anyk.callbacks import named_callbacks
 
     callbacks = named_callbacks(specs)
-    for logger in (each.logger for each in callbacks if isinstance(getattr(each, "logger", None), logging.Logger)):
-        if not logger.hasHandlers():
+    for callback in callbacks:
+        logger = getattr(callback, "logger", None)
+        if isinstance(logger, logging.Logger) and not logger.hasHandlers():
             handler = logging.StreamHandler()
             handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
             logger.addHandler(handler)

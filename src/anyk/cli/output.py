@@ -83,13 +83,13 @@ def text_width() -> int:
     return min(100, shutil.get_terminal_size((100, 24)).columns)
 
 
-def wrapped(text: str, width: int) -> str:
+def wrapped(sentence: str, width: int) -> str:
     """Return a text with its longer lines broken between words, and with the further lines indented as the first.
 
     A line of a single word is broken after commas, as in a spec with many keys; other words are never broken.
     """
     lines = []
-    for line in text.split("\n"):
+    for line in sentence.split("\n"):
         indent = line[: len(line) - len(line.lstrip())]
         breaks = textwrap.TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         if " " not in line.strip():
@@ -102,8 +102,8 @@ def say(*things: Any) -> None:
     """Print tables and texts; lines are broken between words only, and brackets are not taken for styles."""
     console = people()
     for thing in things:
-        shown = wrapped(thing, console.width) if isinstance(thing, str) else thing
-        console.print(shown, highlight=False, markup=False, soft_wrap=True)
+        printable = wrapped(thing, console.width) if isinstance(thing, str) else thing
+        console.print(printable, highlight=False, markup=False, soft_wrap=True)
 
 
 def say_result(*things: Any) -> None:
@@ -175,18 +175,18 @@ def write_json(value: object) -> None:
     if file is None:
         return
     plain = json.loads(json.dumps(value), parse_constant=lambda name: None)  # JSON has no NaN
-    text = json.dumps(plain, indent=2)
+    content = json.dumps(plain, indent=2)
     if file == "-":
-        click.echo(text)
+        click.echo(content)
         return
     with as_bad_input(f"the file '{file}' cannot be written"):
-        Path(file).write_text(text + "\n", encoding="utf-8")
+        Path(file).write_text(content + "\n", encoding="utf-8")
 
 
-def warn(text: str) -> None:
+def warn(sentence: str) -> None:
     """Print a sentence on standard error."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else _UNLIMITED
-    click.echo(wrapped(f"anyk: {text}", width), err=True)
+    click.echo(wrapped(f"anyk: {sentence}", width), err=True)
 
 
 def exit_interrupted(folder: Path) -> None:

@@ -136,8 +136,10 @@ def _announce(quiet: bool, head: list[str]) -> Callable[[str], None]:
     """Return a function that prints the title of each run before it starts, and the head before the first."""
 
     def tell(title: str) -> None:
-        say(*head, *([] if quiet else [f"· {title}"]))
+        say(*head)
         head.clear()
+        if not quiet:
+            say(f"· {title}")
 
     return tell
 
@@ -161,8 +163,8 @@ def tell_race(
     say(race_table(result.runs), *race_notes(result.runs))
     if result.seeds > 1:
         say("", mean_table(result.runs), MEAN_NOTE)
-    for title, why in result.failures.items():
-        say(f"{title} failed: {why}")
+    for title, reason in result.failures.items():
+        say(f"{title} failed: {reason}")
     if picture is not None:
         try:
             plot(result.runs, picture, of=curve, dark=dark)

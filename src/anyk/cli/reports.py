@@ -47,7 +47,7 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
         for name in runs:
             opened.append(Race.open(name) if is_race(name) else Run.open(name))
             stack.enter_context(opened[-1])
-        if not any(isinstance(each, Run) or each.runs for each in opened):
+        if not any(isinstance(run_or_race, Run) or run_or_race.runs for run_or_race in opened):
             raise BadInput(f"'{runs[0]}' has no run that has begun; there is nothing to report on")
         if out is None:
             out = check_page_of(Path(runs[0]) / PAGE)
@@ -90,8 +90,8 @@ def watch(folders: tuple[str, ...], port: int) -> None:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, signal.default_int_handler)
-        where = ", ".join(folders or ["runs"])
-        click.echo(f"watching {where} at {served.url} (Ctrl-C ends this)")
+        watched = ", ".join(folders or ["runs"])
+        click.echo(f"watching {watched} at {served.url} (Ctrl-C ends this)")
         served.serve()
 
 

@@ -43,8 +43,7 @@ class ReproductionOptions:
 def reproduce(name: str | None, options: ReproductionOptions) -> None:
     """Reproduce a figure or table of a paper and check its claims. Without NAME: list all items."""
     with needing("anyk-papers", "./papers", "anyk reproduce"):
-        from anyk_papers import items, reproduce_all
-        from anyk_papers import reproduce as run_item
+        import anyk_papers  # noqa: F401
 
     if name is None and not options.everything:
         _list()
@@ -53,34 +52,51 @@ def reproduce(name: str | None, options: ReproductionOptions) -> None:
         raise BadInput(f"--all reproduces every item; leave out '{name}' or --all")
     if options.everything and options.cluster is not None:
         raise BadInput("--all runs each item on its own clock; leave out --cluster")
-    out = options.out
-
-    def progress(text: str, done: int, of: int) -> None:
-        if not options.quiet and sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{done} of {of}  {text}"[:100] if done < of else "\r\x1b[K", err=True, nl=False)
-
-    shared: ByName = {"progress": progress, **values_of(options, "out", "quick", "seeds", "data_folder")}
     try:
-        if options.everything:
-            reproduced, missing = reproduce_all(
-                **shared,
-                before=lambda item: None if options.quiet else say(f"· {item.name} (about {_minutes(item)})"),
-                after=lambda result: say(f"  {result.word} ({result.seconds:.0f} s)"),
-            )
-            for omitted, why in missing.items():
-                say(f"{omitted}: not run: {why}")
-            say(f"page: {Path(out) / 'gallery.md'}")
-            write_json({"items": [each.plain() for each in reproduced], "not_run": missing})
-            return
-        item = items().get(str(name))
-        if item is not None and not options.quiet:
-            say(f"{item.title}; about {_minutes(item)} at full size")
-        result = run_item(str(name), cluster=options.cluster, **shared)
+        if name is None:
+            _reproduce_all(options)
+        else:
+            _reproduce_one(name, options)
     except KeyboardInterrupt:
-        click.echo(f"\nanyk: interrupted; what was done is kept in '{out}', the same command goes on", err=True)
+        kept_in = f"what was done is kept in '{options.out}', the same command goes on"
+        click.echo(f"\nanyk: interrupted; {kept_in}", err=True)
         sys.exit(130)
-    _print(result, Path(out))
+
+
+def _reproduce_all(options: ReproductionOptions) -> None:
+    from anyk_papers import reproduce_all
+
+    reproduced, missing = reproduce_all(
+        **_common_arguments(options),
+        before=lambda item: None if options.quiet else say(f"· {item.name} (about {_minutes(item)})"),
+        after=lambda result: say(f"  {result.word} ({result.seconds:.0f} s)"),
+    )
+    for omitted, reason in missing.items():
+        say(f"{omitted}: not run: {reason}")
+    say(f"page: {Path(options.out) / 'gallery.md'}")
+    write_json({"items": [reproduction.plain() for reproduction in reproduced], "not_run": missing})
+
+
+def _reproduce_one(name: str, options: ReproductionOptions) -> None:
+    from anyk_papers import items
+    from anyk_papers import reproduce as run_item
+
+    item = items().get(name)
+    if item is not None and not options.quiet:
+        say(f"{item.title}; about {_minutes(item)} at full size")
+    result = run_item(name, cluster=options.cluster, **_common_arguments(options))
+    _print(result, Path(options.out))
     write_json(result.plain())
+
+
+def _common_arguments(options: ReproductionOptions) -> ByName:
+    """Return the arguments of one reproduction and of all."""
+
+    def progress(sentence: str, done: int, of: int) -> None:
+        if not options.quiet and sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{done} of {of}  {sentence}"[:100] if done < of else "\r\x1b[K", err=True, nl=False)
+
+    return {"progress": progress, **values_of(options, "out", "quick", "seeds", "data_folder")}
 
 
 def _minutes(item: Item) -> str:

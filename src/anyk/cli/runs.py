@@ -80,9 +80,17 @@ def train(options: TrainOptions) -> None:
         options = replace(options, strategy=promise.strategy, workers=promise.workers)
     if options.settings:
         show_settings(options)
-        return
+    elif options.supervise and not supervised():
+        sys.exit(supervise(resume, new_folder(options, "train")))
+    elif options.strategy.partition(":")[0] == "auto":
+        _train_in_parts(options)
+    else:
+        _train_at_once(options, promise)
+
+
+def _train_at_once(options: TrainOptions, promise: Promise | None) -> None:
+    """Train with one strategy, and report the result and, after a plan, whether it kept its promise."""
     from anyk.clusters import cluster
-    from anyk.optimizers import split_rate
     from anyk.runs import train as train_one
     from anyk.runs import train_many
     from anyk.specs import with_keys
@@ -90,11 +98,6 @@ def train(options: TrainOptions) -> None:
     from anyk.views import race_notes, race_table
 
     models = options.models
-    if options.supervise and not supervised():
-        sys.exit(supervise(resume, new_folder(options, "train")))
-    if options.strategy.partition(":")[0] == "auto":
-        _train_in_parts(options)
-        return
     options = replace(options, strategy=options.for_fleet(options.strategy))
     spec = with_keys(options.strategy, {"models": models}) if models > 1 else options.strategy
     build(spec, workers=options.workers)  # complain before anything is loaded
@@ -102,11 +105,7 @@ def train(options: TrainOptions) -> None:
     folder = new_folder(options, "train")
     continues = options.begin is not None and options.optimizer is None
     if promise is not None:
-        optimizer = options.optimizer or promise.optimizer
-        _, lr = (None, options.lr) if optimizer is None else split_rate(optimizer, options.lr)
-        if lr is None and promise.learning_rate is not None:
-            options = replace(options, lr=str(promise.learning_rate))
-        options = replace(options, optimizer=optimizer)
+        options = _with_optimizer_of(promise, options)
     with training_arguments(folder, options) as (problems, arguments):
         training: Any = train_many if models > 1 else train_one
         run: Run = training(
@@ -121,13 +120,29 @@ def train(options: TrainOptions) -> None:
     say(race_table([run]), *race_notes([run]), f"run: {folder}")
     report = run.report()
     if promise is not None:
-        from anyk.fleet import check
-        from anyk.views import checked_lines
-
-        checked = check(run)
-        say(*checked_lines(checked))
-        report["check"] = checked.report()
+        report["check"] = _check_promise(run)
     write_json(report)
+
+
+def _with_optimizer_of(promise: Promise, options: TrainOptions) -> TrainOptions:
+    """Return options with the promise's optimiser and learning rate where the command line gives none."""
+    from anyk.optimizers import split_rate
+
+    optimizer = options.optimizer or promise.optimizer
+    _, lr = (None, options.lr) if optimizer is None else split_rate(optimizer, options.lr)
+    if lr is None and promise.learning_rate is not None:
+        options = replace(options, lr=str(promise.learning_rate))
+    return replace(options, optimizer=optimizer)
+
+
+def _check_promise(run: Run) -> ByName:
+    """Print whether a run kept the promise of its plan, and return that for JSON."""
+    from anyk.fleet import check
+    from anyk.views import checked_lines
+
+    checked = check(run)
+    say(*checked_lines(checked))
+    return checked.report()
 
 
 def _train_in_parts(options: TrainOptions) -> None:
@@ -164,9 +179,9 @@ def _report_parts(result: Auto) -> None:
     from anyk.views import parts_table
 
     say(parts_table(result.parts))
-    for part in result.parts:
-        if part.checked is not None:
-            say(f"steps {part.run.begun} to {part.run.steps}: {part.checked.sentence}")
+    for stretch in result.parts:
+        if stretch.checked is not None:
+            say(f"steps {stretch.run.begun} to {stretch.run.steps}: {stretch.checked.sentence}")
     value = result.run.metric
     metric = f", {value['name']} {value['value']:.4g}" if value else ""
     say(f"{result.run.steps} steps in {result.seconds:.4g} s, loss {result.run.loss:.4g}{metric}")
@@ -280,53 +295,75 @@ def show(
     run: str, step: int | None, staleness: bool, picture: str | None, dark: bool, table: str | None, curve: Any
 ) -> None:
     """Show a run (settings, result, how its chunks ended, the receipt of a step, staleness) or a race."""
-    from anyk.runs import Race, Run, is_race
-    from anyk.views import plot, plot_staleness, race_notes, race_table, save_race_table
+    from anyk.runs import is_race
 
-    if is_race(run):
-        if step is not None or staleness:
-            name = "staleness" if step is None else "step"
-            raise BadInput(f"'{run}' is the folder of a race; --{name} is for one of its runs")
-        race = Race.open(run)
-        first = race.runs[0].config if race.runs else None
-        if race.config:
-            _say_setup((race.config, first.environment if first else {}))
-        else:
-            _say_setup(*((each.config, each.config.environment) for each in race.runs))
-        if race.waiting or race.unfinished:
-            unfinished = [*map(race.title, race.unfinished), *race.waiting]
-            say(f"not finished: {', '.join(unfinished)}; go on with: anyk resume {run}")
-        tell_race(race, None if picture is None else Path(picture), curve, dark=dark, table=table)
-        write_json(race.report())
+    if not is_race(run):
+        _show_run(run, step, staleness=staleness, picture=picture, dark=dark, table=table, curve=curve)
         return
-    opened = Run.open(run)
-    report = opened.report()
+    if step is not None or staleness:
+        name = "staleness" if step is None else "step"
+        raise BadInput(f"'{run}' is the folder of a race; --{name} is for one of its runs")
+    _show_race(run, picture=picture, dark=dark, table=table, curve=curve)
+
+
+def _show_race(folder: str, *, picture: str | None, dark: bool, table: str | None, curve: Any) -> None:
+    """Print the settings and the result of a race, and what is missing of it."""
+    from anyk.runs import Race
+
+    race = Race.open(folder)
+    first = race.runs[0].config if race.runs else None
+    if race.config:
+        _say_setup((race.config, first.environment if first else {}))
+    else:
+        _say_setup(*((run.config, run.config.environment) for run in race.runs))
+    if race.waiting or race.unfinished:
+        unfinished = [*map(race.title, race.unfinished), *race.waiting]
+        say(f"not finished: {', '.join(unfinished)}; go on with: anyk resume {folder}")
+    tell_race(race, None if picture is None else Path(picture), curve, dark=dark, table=table)
+    write_json(race.report())
+
+
+def _show_run(
+    folder: str, step: int | None, *, staleness: bool, picture: str | None, dark: bool, table: str | None, curve: Any
+) -> None:
+    """Print a run, or only the receipt of a ``step`` or its ``staleness``."""
+    from anyk.runs import Run
+    from anyk.views import plot, plot_staleness, save_race_table
+
+    run = Run.open(folder)
+    report = run.report()
     if step is not None:
-        _show_receipt(opened, step)
+        _show_receipt(run, step)
     if staleness:
-        report |= _show_staleness(opened)
+        report |= _show_staleness(run)
     if step is None and not staleness:
-        say(f"{'strategy':<13} {_expanded(opened)}")
-        _say_setup((opened.config, opened.config.environment))
-        say(race_table([opened]), *race_notes([opened]))
-        ledger = opened.ledger
-        if ledger:
-            ended = "  ".join(f"{key} {value}" for key, value in ledger.items() if value and key != "unusable")
-            say(f"chunks: {ended}")
-            if opened.comparison:
-                say(opened.comparison)
-        for note in opened.notes:
-            say(f"{note['time']:9.3f} s  {note['kind']}: {note['text']}")
+        _show_result(run)
     if picture is not None:
         if staleness:
-            plot_staleness(opened, picture)
+            plot_staleness(run, picture)
         else:
-            plot(opened, picture, of=curve, dark=dark)
+            plot(run, picture, of=curve, dark=dark)
         say(f"picture: {picture}")
     if table is not None:
-        save_race_table([opened], table)
+        save_race_table([run], table)
         say(f"table: {table}")
     write_json(report)
+
+
+def _show_result(run: Run) -> None:
+    """Print the settings of a run, its result, how its chunks ended, and its notes."""
+    from anyk.views import race_notes, race_table
+
+    say(f"{'strategy':<13} {_expanded(run)}")
+    _say_setup((run.config, run.config.environment))
+    say(race_table([run]), *race_notes([run]))
+    if run.ledger:
+        ended = "  ".join(f"{key} {value}" for key, value in run.ledger.items() if value and key != "unusable")
+        say(f"chunks: {ended}")
+        if run.comparison:
+            say(run.comparison)
+    for note in run.notes:
+        say(f"{note['time']:9.3f} s  {note['kind']}: {note['text']}")
 
 
 def _say_setup(*runs: tuple[SharedConfig, Mapping[str, str]]) -> None:

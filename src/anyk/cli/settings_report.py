@@ -23,16 +23,16 @@ def show_settings(options: TrainingOptions) -> None:
             continue
         source, value = ctx.get_parameter_source(name), getattr(options, name)
         if name in resolved:
-            text = resolved[name]
+            setting = resolved[name]
         elif value is None or value == ():
-            text = "none"
+            setting = "none"
         elif name in ("strategy", "strategies"):
             specs = (value,) if isinstance(value, str) else value
-            text = ", ".join(complete_spec(spec, strategy(spec, workers=options.workers)) for spec in specs)
+            setting = ", ".join(complete_spec(spec, strategy(spec, workers=options.workers)) for spec in specs)
         else:
-            text = ", ".join(value) if isinstance(value, tuple) else str(value)
-        where = source.name if source else ""
-        click.echo(f"{option_name(parameter):<14} {text:<44} {sources.get(where, where.lower())}")
+            setting = ", ".join(value) if isinstance(value, tuple) else str(value)
+        origin = source.name if source else ""
+        click.echo(f"{option_name(parameter):<14} {setting:<44} {sources.get(origin, origin.lower())}")
 
 
 def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
@@ -46,9 +46,9 @@ def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
     values = vars(options)
     fleet = cluster(options.cluster, **values_of(options, *FLEET))
     resolved = {"cluster": fleet.spec, "delays": fleet.delays.spec, "communication": fleet.communication.spec}
-    own, given = (None, options.lr) if options.optimizer is None else split_rate(options.optimizer, options.lr)
-    method, rate = usual_rule("" if options.problem else options.data, own)
-    rate = rate if given is None else given
+    named, lr = (None, options.lr) if options.optimizer is None else split_rate(options.optimizer, options.lr)
+    method, rate = usual_rule("" if options.problem else options.data, named)
+    rate = rate if lr is None else lr
     l2 = "the problem's own" if options.problem else "1 / training rows"
     if (begin := values.get("begin")) and options.optimizer is None:
         with Run.open(begin) as earlier:
@@ -73,4 +73,4 @@ def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
     strategy = str(values.get("strategy"))
     if strategy.partition(":")[0] == "auto":
         resolved["strategy"] = strategy
-    return resolved | {name: text for name, text in defaults.items() if values.get(name) is None}
+    return resolved | {name: default for name, default in defaults.items() if values.get(name) is None}

@@ -46,7 +46,8 @@ def _instead(error: click.NoSuchOption, path: str, command: click.Command | None
     name = error.option_name
     if command is not None and (command.name, name) in _BELONGS:
         return f"a run keeps what it began with: 'anyk train --from RUN {name} …' goes on from it in a new folder"
-    flags = [] if command is None else [flag for each in command.params for flag in each.opts if flag.startswith("--")]
+    parameters = [] if command is None else command.params
+    flags = [flag for parameter in parameters for flag in parameter.opts if flag.startswith("--")]
     return suggest(name, flags, f"see '{path} --help'")
 
 
@@ -61,15 +62,15 @@ def _other_command(name: str, path: str, commands: Iterable[str]) -> str:
 def _of_value(error: click.BadParameter) -> str:
     """Return the sentence about a value of the wrong kind."""
     kind = error.param.type if error.param is not None else None
-    given = re.match(r"'(.*?)' is not", error.message, re.DOTALL)
-    if kind is None or given is None:
+    value = re.match(r"'(.*?)' is not", error.message, re.DOTALL)
+    if kind is None or value is None:
         return f"{_name(error.param)}: {error.message.rstrip('.')}"
     if isinstance(kind, click.Choice):
         choices = list(map(str, kind.choices))
-        near = suggest(given[1], choices, "")
-        return f"{_name(error.param)} should be one of {', '.join(choices)}, got '{given[1]}'{'; ' * bool(near)}{near}"
+        near = suggest(value[1], choices, "")
+        return f"{_name(error.param)} should be one of {', '.join(choices)}, got '{value[1]}'{'; ' * bool(near)}{near}"
     what = _NUMBERS.get(kind.name, kind.name)
-    return f"{_name(error.param)} should be {what}, got '{given[1]}'"
+    return f"{_name(error.param)} should be {what}, got '{value[1]}'"
 
 
 def _name(parameter: click.Parameter | None) -> str:

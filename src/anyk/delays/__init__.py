@@ -6,6 +6,7 @@ from anyk.delays.base import MOST, DelayModel, DelayStream, SecondsOrZero
 from anyk.delays.bursts import Bursts
 from anyk.delays.column_meanings import Named
 from anyk.delays.links import Communication, Links, Traffic
+from anyk.delays.measured_times import TimeTable, in_order, plain_name, summarised
 from anyk.delays.models import (
     HEAVIEST,
     Bimodal,
@@ -21,7 +22,7 @@ from anyk.delays.models import (
     Uniform,
     fit,
 )
-from anyk.delays.time_tables import TimeTable, in_order, interpreted, plain_name, read_arrays, summarised
+from anyk.delays.time_tables import interpreted, read_arrays
 from anyk.delays.trace import Table, Trace
 from anyk.errors import BadInput
 from anyk.specs import Registry, absolute, with_files
@@ -71,7 +72,9 @@ def _bursts(
     uninterruptible: bool = False,
 ) -> DelayModel:
     """Slow for several rounds in succession: normal=(exp:mean=0.5),slow=(exp:mean=5),share=0.1,length=10."""
-    return Bursts(parse(normal), parse(slow), share, length, by=by, per=per, uninterruptible=uninterruptible)
+    return Bursts(
+        parse(normal), parse(slow), share=share, length=length, by=by, per=per, uninterruptible=uninterruptible
+    )
 
 
 def parse(spec: str | DelayModel) -> DelayModel:

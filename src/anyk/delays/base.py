@@ -54,10 +54,10 @@ class DelayModel(ABC):
         """The short form that :func:`anyk.delays.parse` reads back."""
         return self._spec_with()
 
-    def _spec_with(self, **shown: str) -> str:
+    def _spec_with(self, **replaced: str) -> str:
         """Return the short form, with some fields shown as given."""
         defaults = {f.name: f.default for f in fields(self)}
-        return show(self.name, {name: vars(self)[name] for name in defaults} | shown, defaults)
+        return show(self.name, {name: vars(self)[name] for name in defaults} | replaced, defaults)
 
     @abstractmethod
     def seconds(self, uniforms: Floats, worker: int) -> Floats:

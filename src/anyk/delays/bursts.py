@@ -98,7 +98,7 @@ class Bursts(DelayModel):
 
     def _state_before(self, seed: int, worker: int, start: int) -> int:
         """Return the state of the round before ``start``, at least 1."""
-        known, state = _recent(self.share, self.length, seed, worker).get("last", (-1, _STAY))
+        last_known, state = _recent(self.share, self.length, seed, worker).get("last", (-1, _STAY))
         end = start
         while True:
             begin = max(0, end - _SEARCHED)
@@ -106,7 +106,7 @@ class Bursts(DelayModel):
             decisive = decisive[decisive != _STAY]
             if decisive.size:
                 return int(decisive[-1])
-            if begin <= known < end:  # nothing has changed since
+            if begin <= last_known < end:  # nothing has changed since
                 return state
             end = begin
 

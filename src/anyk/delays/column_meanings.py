@@ -20,8 +20,8 @@ _SPELLINGS = {
 _SCALES = {word: scale for scale, words in _SPELLINGS.items() for word in words.split()}
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+def _words(line: str) -> frozenset[str]:
+    return frozenset(line.split())
 
 
 _NUMBERING = _words("id ids idx index name number num no nr uuid guid ip addr address key label")
@@ -79,20 +79,20 @@ def unit_in(name: str) -> tuple[list[str], float | None]:
     words = words_in(name)
     if not words or words[-1] not in _SCALES:
         return words, None
-    rest = words[:-2] if words[-2:-1] == ["in"] else words[:-1]
-    return rest, _SCALES[words[-1]]
+    without_unit = words[:-2] if words[-2:-1] == ["in"] else words[:-1]
+    return without_unit, _SCALES[words[-1]]
 
 
 def _without_numbering(words: Sequence[str]) -> list[str]:
     """Return words without an ending as in worker_id or hostname."""
-    kept = list(words)
-    while len(kept) > 1 and kept[-1] in _NUMBERING:
-        kept.pop()
-    if kept:
-        match = re.fullmatch(r"(.{3,}?)(?:id|idx|name|number|num)s?", kept[-1])
+    remaining = list(words)
+    while len(remaining) > 1 and remaining[-1] in _NUMBERING:
+        remaining.pop()
+    if remaining:
+        match = re.fullmatch(r"(.{3,}?)(?:id|idx|name|number|num)s?", remaining[-1])
         if match and match.group(1) in _WORKER | _ROUND:
-            kept[-1] = match.group(1)
-    return kept
+            remaining[-1] = match.group(1)
+    return remaining
 
 
 def names_rounds(name: str) -> bool:
@@ -139,8 +139,8 @@ def measured_word(name: str, shared: Iterable[str] = ()) -> str | None:
         return name.strip()
     for word in words_in(name):
         plain = word.rstrip("0123456789")
-        known = _MEASUREMENT | _CLOCK | _DURATION | (_ROUND - {"t", "it"})
-        if plain in known and not (word in shared and plain in _DURATION | _ACTIVITY):
+        measured = _MEASUREMENT | _CLOCK | _DURATION | (_ROUND - {"t", "it"})
+        if plain in measured and not (word in shared and plain in _DURATION | _ACTIVITY):
             return word
     return None
 
@@ -152,19 +152,21 @@ def families(names: Sequence[str]) -> list[bool]:
     ([True, True, False], [False, False, False], [True, True])
     """
     shapes = [re.sub(r"\d+", "#", name.lower()) for name in names]
-    result = []
-    for name, shape in zip(names, shapes, strict=True):
-        numbered = "#" in shape and (shapes.count(shape) > 1 or bool(set(re.findall(r"[a-z]+", shape)) & _WORKER))
-        relatives = sum(_related(name, other) for other in names if other is not name)
-        result.append(
-            numbered or len(name) == 1 or relatives > 0 or (names_workers(name) and len(names) > 1) or name.isdigit()
-        )
-    return result
+
+    def numbered(shape: str) -> bool:
+        return "#" in shape and (shapes.count(shape) > 1 or not _WORKER.isdisjoint(re.findall(r"[a-z]+", shape)))
+
+    def of_workers(name: str, shape: str) -> bool:
+        if numbered(shape) or len(name) == 1 or name.isdigit():
+            return True
+        return any(_related(name, other) for other in names) or (names_workers(name) and len(names) > 1)
+
+    return [of_workers(name, shape) for name, shape in zip(names, shapes, strict=True)]
 
 
 def _related(name: str, other: str) -> bool:
     """Return whether two names share a beginning or an end of whole words, as node-a and node-b do."""
-    one, two = (re.split(r"[^0-9A-Za-z]+", text.lower()) for text in (name, other))
+    one, two = (re.split(r"[^0-9A-Za-z]+", whole_name.lower()) for whole_name in (name, other))
     return len(one) > 1 and len(two) > 1 and one != two and (one[:-1] == two[:-1] or one[1:] == two[1:])
 
 
@@ -187,17 +189,25 @@ class Named:
         """Return the places of the columns that the user named; raise BadInput for one that does not exist."""
         if given is None:
             return []
-        wanted = [given] if given in names else [part.strip() for part in given.split(",")]
-        found = []
-        for name in wanted:
-            exact = [i for i, known in enumerate(names) if known == name]
-            loose = exact or [i for i, known in enumerate(names) if known.strip().lower() == name.lower()]
-            if len(loose) != 1:
-                count = "is not there" if not loose else f"is there {len(loose)} times"
+        places = []
+        for name in [given] if given in names else [piece.strip() for piece in given.split(",")]:
+            exact = [i for i, candidate in enumerate(names) if candidate == name]
+            matching = exact or [i for i, candidate in enumerate(names) if candidate.strip().lower() == name.lower()]
+            if len(matching) != 1:
+                count = "is not there" if not matching else f"is there {len(matching)} times"
                 raise BadInput(f"the column '{name}' given as {option} {count}{suggest(name, names, _all(names))}")
-            found += loose
-        return found
+            places += matching
+        return places
 
 
 def _all(names: Sequence[str]) -> str:
     return "the columns: " + ", ".join(f"'{name}'" for name in names[:12]) + ", …" * (len(names) > 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The places of the columns that hold, or may hold, the rounds, the workers and the seconds."""
+
+    round: list[int]
+    worker: list[int]
+    seconds: list[int]

@@ -291,16 +291,16 @@ class Mixture(DelayModel):
         starts = np.concatenate(([0.0], tops[:-1]))
         delays = np.empty_like(uniforms)
         for i, law in enumerate(self.laws):
-            own = which == i
-            inside = np.minimum((uniforms[own] - starts[i]) / (tops[i] - starts[i]), np.nextafter(1.0, 0.0))
-            delays[own] = law.seconds(inside, worker)
+            drawn = which == i
+            inside = np.minimum((uniforms[drawn] - starts[i]) / (tops[i] - starts[i]), np.nextafter(1.0, 0.0))
+            delays[drawn] = law.seconds(inside, worker)
         return delays
 
     def cdf(self, seconds: Floats, worker: int) -> Floats | None:
-        parts = [law.cdf(seconds, worker) for law in self.laws]
-        if any(part is None for part in parts):
+        shares = [law.cdf(seconds, worker) for law in self.laws]
+        if any(share is None for share in shares):
             return None
-        return np.average(np.array(parts), axis=0, weights=self.weights)
+        return np.average(np.array(shares), axis=0, weights=self.weights)
 
     def expected(self, worker: int = 0) -> float | None:
         means = [law.expected(worker) for law in self.laws]
@@ -435,11 +435,11 @@ def _misfit(law: _Law, times: Floats, cut: Flags) -> float:
     at_risk = np.arange(times.size, 0, -1)
     survival = np.cumprod(np.where(ended, 1.0 - 1.0 / at_risk, 1.0))
     last = np.append(np.diff(ordered[ended]) > 0, True)  # of equal times the last has the whole jump
-    at = ordered[ended][last]
+    jumps = ordered[ended][last]
     after = (1.0 - survival[ended])[last]
     before = np.concatenate(([0.0], after[:-1]))
     if isinstance(law, Bimodal):  # its distribution is compared at values, not at jumps
-        shares = law.cdf(at * (1 + 1e-9), 0)  # fitted values may be off in the last digit
+        shares = law.cdf(jumps * (1 + 1e-9), 0)  # fitted values may be off in the last digit
         return float(np.abs(shares - after).max())
-    shares = law.cdf(at, 0)
+    shares = law.cdf(jumps, 0)
     return float(np.maximum(np.abs(shares - after), np.abs(shares - before)).max())

@@ -13,7 +13,8 @@ import numpy as np
 from anyk.arrays import Flags, Floats
 from anyk.checks import FiniteNumber, NonnegativeNumber, value_class
 from anyk.delays.base import DelayModel
-from anyk.delays.time_tables import TimeTable, read_measured
+from anyk.delays.measured_times import TimeTable
+from anyk.delays.time_tables import read_measured
 from anyk.errors import BadInput
 from anyk.specs import File, absolute, parse
 from anyk.tables import shown

@@ -20,7 +20,9 @@ _LEAST = 1.0  # least seconds of a column
 
 def chaos_table(result: ChaosResult) -> Columns:
     """Return the table of the faults: how often each was to occur, and did."""
-    rows = [[each.kind, each.amount, f"{each.injected:,}", each.observed or "nothing"] for each in result.effects]
+    rows = [
+        [effect.kind, effect.amount, f"{effect.injected:,}", effect.observed or "nothing"] for effect in result.effects
+    ]
     return Columns(["fault", "rate", "injected", "observed"], rows)
 
 
@@ -40,9 +42,10 @@ def chaos_page(result: ChaosResult, path: str | Path) -> Path:
     edges = np.linspace(0.0, end, min(_BINS, max(1, int(end / _LEAST))) + 1)
     rates = np.diff(np.interp(edges, times, added)) / np.diff(edges)
     lanes = {
-        kind: [round(1000 * at / end, 1) for at, each in result.marks if each == kind] for kind in result.faults.kinds
+        kind: [round(1000 * moment / end, 1) for moment, marked in result.marks if marked == kind]
+        for kind in result.faults.kinds
     }
-    text = render(
+    content = render(
         "chaos",
         result=result,
         version=__version__,
@@ -54,5 +57,5 @@ def chaos_page(result: ChaosResult, path: str | Path) -> Path:
     )
     target = Path(path)
     with as_bad_input(f"the page '{path}' cannot be written"):
-        target.write_text(printable(text), encoding="utf-8")
+        target.write_text(printable(content), encoding="utf-8")
     return target

@@ -72,8 +72,8 @@ def matrix_text(code: Code) -> str:
     if code.partitions * code.blocks > _COLUMNS:
         return ""
     dense = code.encoding.toarray()
-    whole = bool(np.all(dense == np.round(dense)))
-    digits = 0 if whole else 2
+    integral = bool(np.all(dense == np.round(dense)))
+    digits = 0 if integral else 2
     rows = [["." if value == 0 else f"{value:.{digits}f}" for value in row] for row in dense]
     width = 1 + max(len(cell) for row in rows for cell in row)
     lines = []
@@ -98,12 +98,12 @@ def plot_code(code: Code, path: str | Path | None = None) -> Figure:
     with picture(path, (7.0, 6.0)) as (figure, axes):
         dense = code.encoding.toarray()
         most = float(np.abs(dense).max()) or 1.0
-        shown = np.ma.masked_equal(dense, 0.0)
+        nonzero = np.ma.masked_equal(dense, 0.0)
         alike = np.ptp(dense[dense != 0.0]) == 0.0
         colours = "Blues" if alike else "RdBu_r"
         edges = LIGHT["line"] if max(dense.shape) <= _COLUMNS else "none"
         image = axes.pcolormesh(
-            *map(np.arange, dense.shape[::-1]), shown, cmap=colours, vmin=-most, vmax=most, edgecolors=edges, lw=0.6
+            *map(np.arange, dense.shape[::-1]), nonzero, cmap=colours, vmin=-most, vmax=most, edgecolors=edges, lw=0.6
         )
         axes.invert_yaxis()
         axes.grid(False)
@@ -163,9 +163,9 @@ def curves_table(curves: Sequence[Curve]) -> Columns:
         lines += [("  standard error", "", curve.spread, certain)] * several
         lines += [("  chosen to hurt", _draws(min(curve.draws, ATTACKED)), curve.adversarial, searched)]
         for name, draws, values, least in lines:
-            texts = ["≥ " * bool(least[at]) + residual_text(float(values[at])) for at in columns_shown]
+            texts = ["≥ " * bool(least[i]) + residual_text(float(values[i])) for i in columns_shown]
             rows.append([name, *[draws] * several, *texts])
-    titles = ["residual with\nstragglers:", *[""] * several, *(str(points[at]) for at in columns_shown)]
+    titles = ["residual with\nstragglers:", *[""] * several, *(str(points[i]) for i in columns_shown)]
     return Columns(titles, rows, dim=[i for i, row in enumerate(rows) if row[0].startswith("  ")])
 
 

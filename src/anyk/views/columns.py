@@ -40,23 +40,28 @@ class Columns:
         """Yield the lines for a screen of this width."""
         heads = [title.split("\n") for title in self.titles]
         widths = [
-            max(cell_len(text) for text in (*head, *(row[i] for row in self.rows))) for i, head in enumerate(heads)
+            max(cell_len(cell) for cell in (*head, *(row[i] for row in self.rows))) for i, head in enumerate(heads)
         ]
-        numbers = sum(widths[1:]) + _GAP * (len(widths) - 1)
         names = [row[0] for row in self.rows]
-        room = options.max_width - numbers
+        room = options.max_width - sum(widths[1:]) - _GAP * (len(widths) - 1)
         if widths[0] > room:
-            mark = "…" if options.encoding.startswith("utf") else "..."
-            names = [shortened(name, room, mark) for name in names]
-            if room < max(_LEAST, *map(cell_len, heads[0])) or len(set(names)) < len({row[0] for row in self.rows}):
+            short_names = self._shortened_names(room, heads[0], "…" if options.encoding.startswith("utf") else "...")
+            if short_names is None:
                 yield from self._blocks()
                 return
-            widths[0] = max(cell_len(text) for text in (*heads[0], *names))
-        depth = max(map(len, heads))
-        for line in zip(*([""] * (depth - len(head)) + head for head in heads), strict=True):
+            names = short_names
+            widths[0] = max(cell_len(cell) for cell in (*heads[0], *names))
+        for line in _title_lines(heads):
             yield _line(line, widths, "bold")
         for i, (name, row) in enumerate(zip(names, self.rows, strict=True)):
             yield _line([name, *row[1:]], widths, "dim" if i in self.dim else "")
+
+    def _shortened_names(self, room: int, head: Sequence[str], mark: str) -> list[str] | None:
+        """Return the names in so many cells; None if there is no room for them, or two would be equal."""
+        if room < max(_LEAST, *map(cell_len, head)):
+            return None
+        names = [shortened(row[0], room, mark) for row in self.rows]
+        return names if len(set(names)) == len({row[0] for row in self.rows}) else None
 
     def _blocks(self) -> Iterator[Text]:
         titles = [title.replace("\n", " ") for title in self.titles[1:]]
@@ -68,16 +73,22 @@ class Columns:
                     yield _text(f"  {title}{' ' * (width - cell_len(title))}  {cell}", "")
 
 
-def shortened(text: str, width: int, mark: str = "…") -> str:
+def _title_lines(heads: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """Yield the lines of the titles, which end in the same line."""
+    depth = max(map(len, heads))
+    yield from zip(*([""] * (depth - len(head)) + list(head) for head in heads), strict=True)
+
+
+def shortened(line: str, width: int, mark: str = "…") -> str:
     """Return a text without its middle if it is longer than ``width`` cells.
 
     >>> shortened("agc:load=3,wait=11", 13)
     'agc:lo…ait=11'
     """
     length = width - len(mark)
-    if cell_len(text) <= width or length < 2:
-        return text
-    return text[: length - length // 2] + mark + text[-(length // 2) :]
+    if cell_len(line) <= width or length < 2:
+        return line
+    return line[: length - length // 2] + mark + line[-(length // 2) :]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:

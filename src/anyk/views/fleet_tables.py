@@ -85,10 +85,10 @@ def draw_explanation(record: Record, explanation: Explanation, path: str | Path)
         bar = figure.colorbar(image, ax=heat, label="time over the round's median")
         ticks = [tick for tick in bar.get_ticks() if -most <= tick <= most]
         bar.set_ticks(ticks, labels=[f"{2.0**tick:.2g}" for tick in ticks])
-        shown = explanation.workers[:_BARS]
-        colours = [COLOURS[1] if worker.worker in explanation.named else LIGHT["spare"] for worker in shown]
-        costs = [100 * worker.cost_seconds / explanation.seconds for worker in shown]
-        bars.barh([str(worker.worker) for worker in shown], costs, color=colours)
+        costliest = explanation.workers[:_BARS]
+        colours = [COLOURS[1] if worker.worker in explanation.named else LIGHT["spare"] for worker in costliest]
+        costs = [100 * worker.cost_seconds / explanation.seconds for worker in costliest]
+        bars.barh([str(worker.worker) for worker in costliest], costs, color=colours)
         bars.invert_yaxis()
         bars.set(ylabel="worker", xlabel="cost in % of the run (coloured: more than chance)")
         bars.grid(axis="y", visible=False)
@@ -155,7 +155,8 @@ def plan_lines(plan: Plan) -> list[str]:
         if plan.best.load > 1.0 - 1e-12:
             lines.append("every worker computes all of the data: then one is enough; --max-load sets a limit")
     lines.append(_cause(plan))
-    lines += [text if text.startswith("if ") else f"assumed: {text}" for text in plan.assumptions]
+    for assumption in plan.assumptions:
+        lines.append(assumption if assumption.startswith("if ") else f"assumed: {assumption}")
     if plan.probe is not None:
         lines.append(plan.probe)
     for one in plan.advice:
@@ -169,9 +170,9 @@ def _cause(plan: Plan) -> str:
     share, named = plan.fleet.apart, plan.fleet.named
     who = "no worker is shown to cost more than chance explains"
     if named:
-        shown = ", ".join(map(str, named[:5])) + (" and others" if len(named) > 5 else "")
+        names = ", ".join(map(str, named[:5])) + (" and others" if len(named) > 5 else "")
         who = (
-            f"worker{'s' * (len(named) > 1)} {shown} {'cost' if len(named) > 1 else 'costs'} more than chance explains"
+            f"worker{'s' * (len(named) > 1)} {names} {'cost' if len(named) > 1 else 'costs'} more than chance explains"
         )
     least = "at least " if plan.record.censored else ""  # what was cut off may have taken far longer
     return f"where all are waited for, waiting for slow workers takes {least}{100 * share:.0f} % of the time; {who}"
@@ -205,8 +206,8 @@ def _gains(one: Advice, plan: Plan) -> str:
 def parts_table(parts: Sequence[Part]) -> Columns:
     """Return the runs of a training that plans for itself, with their promises."""
     rows = []
-    for part in parts:
-        run, promised = part.run, part.promise and part.promise.seconds_per_step
+    for stretch in parts:
+        run, promised = stretch.run, stretch.promise and stretch.promise.seconds_per_step
         rows.append(
             [
                 run.config.strategy,
@@ -234,8 +235,8 @@ def draw_plan(plan: Plan, path: str | Path | None) -> Figure:
             seconds = of(one)
             look: ByName = {"color": LIGHT["spare"], "fmt": "o"}
             if spec in named:
-                turn, place = divmod(list(named).index(spec), len(COLOURS))
-                look = {"color": COLOURS[place], "fmt": _MARKERS[turn % len(_MARKERS)], "zorder": 3}
+                turn, colour = divmod(list(named).index(spec), len(COLOURS))
+                look = {"color": COLOURS[colour], "fmt": _MARKERS[turn % len(_MARKERS)], "zorder": 3}
                 look["label"] = spec + " (today's)" * (spec == plan.today.spec)
             interval = [[seconds.median - seconds.low], [seconds.high - seconds.median]]
             axes.errorbar(one.load, seconds.median, interval, ms=6, **look)

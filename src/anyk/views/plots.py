@@ -58,47 +58,63 @@ def plot(
     if not groups:
         raise BadInput("there is no run to draw")
     first = [group[0] for group in groups]
-    metric = next((run.metric_name for group in groups for run in group if run.metric), None)
-    name = metric if metric and of == "metric" else "loss"
+    name = _evaluated(groups) if of == "metric" else "loss"
     falls = name == "loss" or first[0].config.better == "lower"
     target = first[0].config.target if of == "metric" else None
-    faster = _faster(groups)
-    curves = [_curve(group, name, target, speed) for group, speed in zip(groups, faster, strict=True)]
-    if not any(curve.times.size for curve in curves):
+    curves = _curves(groups, name, target)
+    drawn = [(i, curve) for i, curve in enumerate(curves) if curve.times.size]
+    if not drawn:
         raise NothingToDraw(f"no version has a {name}: there is no curve to draw; train with evaluation")
-    ends = [curve.end for curve in curves if curve.end > 0.0]
-    wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
+    wide = _is_wide(curves)
     look = DARK if dark else LIGHT
-    drawn = [i for i, curve in enumerate(curves) if curve.times.size]
     with picture(path, (_WIDTH, _HEIGHT + _ROW * len(drawn) / 72.0), look=look) as (figure, axes):
         axes.set(xscale="log" if wide else "linear", yscale=_scale(curves, falls=falls))
-        for place, i in enumerate(drawn):
-            _draw(axes, curves[i], look, i, place / len(drawn), wide=wide)
-        _crop(axes, [curves[i] for i in drawn], target, falls=falls, wide=wide)
-        clock = "virtual seconds" if on_virtual_clock(first[0]) else "wall-clock seconds"
-        label = {"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name)
-        axes.set(xlabel=clock + ", logarithmic" * wide, ylabel=label)
-        for axis in (axes.xaxis, axes.yaxis):
-            if axis.get_scale() == "log":
-                name_ticks(axis)
-        above = _ROW * len(drawn) + 4.0
-        axes.set_title(_title(first, name, target), fontsize=13, fontweight="bold", pad=above + _SUBTITLE)
-        below = axes.annotate(
-            _subtitle(groups),
-            (0.0, 1.0),
-            (0.0, above),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            fontsize=9,
-            color=look["dim"],
-        )
-        below.set_in_layout(False)  # the title leaves room for it; long names must not squeeze the curves
+        for k, (i, curve) in enumerate(drawn):
+            _draw(axes, curve, look, i, k / len(drawn), wide=wide)
+        _crop(axes, [curve for _, curve in drawn], target, falls=falls, wide=wide)
+        _name_axes(axes, "virtual" if on_virtual_clock(first[0]) else "wall-clock", name, wide=wide)
+        _write_titles(axes, _title(first, name, target), _subtitle(groups), look, above=_ROW * len(drawn) + 4.0)
         figure.draw_without_rendering()  # the labels need the places of the axes
         figure.set_layout_engine("none")
         if target is not None:
             _draw_target(axes, target, look)
-        _draw_labels(figure, axes, [(i, curves[i]) for i in drawn], look)
+        _draw_labels(figure, axes, drawn, look)
     return figure
+
+
+def _evaluated(groups: Sequence[Sequence[Run]]) -> str:
+    """Return the name of the metric that runs were evaluated by; the loss without held-out data."""
+    return next((run.metric_name for group in groups for run in group if run.metric), "loss")
+
+
+def _is_wide(curves: Sequence[_Curve]) -> bool:
+    """Return whether runs took so different times that their axis is logarithmic."""
+    ends = [curve.end for curve in curves if curve.end > 0.0]
+    return len(ends) > 1 and max(ends) > _WIDE * min(ends)
+
+
+def _name_axes(axes: Any, clock: str, name: str, *, wide: bool) -> None:
+    """Write the names of the seconds and the values, and the ticks of logarithmic axes as plain numbers."""
+    label = {"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name)
+    axes.set(xlabel=f"{clock} seconds" + ", logarithmic" * wide, ylabel=label)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            name_ticks(axis)
+
+
+def _write_titles(axes: Any, title: str, subtitle: str, look: Mapping[str, str], *, above: float) -> None:
+    """Write the title and the subtitle, which are ``above`` the axes by so many points."""
+    axes.set_title(title, fontsize=13, fontweight="bold", pad=above + _SUBTITLE)
+    below = axes.annotate(
+        subtitle,
+        (0.0, 1.0),
+        (0.0, above),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=9,
+        color=look["dim"],
+    )
+    below.set_in_layout(False)  # the title leaves room for it; long names must not squeeze the curves
 
 
 def _scale(curves: Sequence[_Curve], *, falls: bool) -> str:
@@ -109,28 +125,28 @@ def _scale(curves: Sequence[_Curve], *, falls: bool) -> str:
 
 def _style(look: Mapping[str, str], i: int) -> dict[str, Any]:
     """Return colour, dashes and marker of a line; neighbours differ in each."""
-    turn, place = divmod(i, len(COLOURS))
+    turn, colour = divmod(i, len(COLOURS))
     return {
-        "color": look[f"curve-{place}"],
+        "color": look[f"curve-{colour}"],
         "ls": _DASHES[(i + turn) % len(_DASHES)],
         "marker": _MARKERS[i % len(_MARKERS)],
-        "mec": look[f"curve-{place}"],
+        "mec": look[f"curve-{colour}"],
     }
 
 
-def _draw(axes: Any, curve: _Curve, look: Mapping[str, str], i: int, place: float, *, wide: bool) -> None:
+def _draw(axes: Any, curve: _Curve, look: Mapping[str, str], i: int, offset: float, *, wide: bool) -> None:
     """Draw a line, and its band over several seeds; ``place``: from 0 for the first line to below 1.
 
     Earlier lines are wider, and have their markers elsewhere, so that lines that coincide can all be seen.
     """
-    shown = curve.times > 0.0 if wide else curve.times >= 0.0
-    times, style = curve.times[shown], _style(look, i)
+    visible = curve.times > 0.0 if wide else curve.times >= 0.0
+    times, style = curve.times[visible], _style(look, i)
     every = max(1, len(times) // _MARKS)
-    marks = (int(place * every), every)
-    axes.plot(times, curve.values[shown], lw=3.2 - 1.8 * place, ms=4, markevery=marks, zorder=3, **style)
+    marks = (int(offset * every), every)
+    axes.plot(times, curve.values[visible], lw=3.2 - 1.8 * offset, ms=4, markevery=marks, zorder=3, **style)
     if curve.band is not None:
         low, high = curve.band
-        axes.fill_between(times, low[shown], high[shown], color=style["color"], alpha=0.18, lw=0)
+        axes.fill_between(times, low[visible], high[visible], color=style["color"], alpha=0.18, lw=0)
 
 
 def _crop(axes: Any, curves: Sequence[_Curve], target: float | None, *, falls: bool, wide: bool) -> None:
@@ -167,8 +183,8 @@ def _lowest(lines: Sequence[Floats]) -> float:
 
 def _first_move(axes: Any, curve: _Curve, *, wide: bool) -> float:
     """Return the last time before a line is visible and leaves its first value."""
-    shown = curve.times > 0.0 if wide else curve.times >= 0.0
-    times, values = curve.times[shown], curve.values[shown]
+    visible = curve.times > 0.0 if wide else curve.times >= 0.0
+    times, values = curve.times[visible], curve.values[visible]
     if not times.size:
         return math.inf
     heights = axes.transAxes.inverted().transform(axes.transData.transform(np.column_stack([times, values])))[:, 1]
@@ -200,18 +216,18 @@ def _draw_labels(figure: Figure, axes: Any, curves: Sequence[tuple[int, _Curve]]
 
     points = figure.dpi / 72.0
     height = axes.bbox.height / points
-    for row, (i, curve) in enumerate(sorted(curves, key=lambda each: -each[1].end)):
+    for row, (i, curve) in enumerate(sorted(curves, key=lambda numbered: -numbered[1].end)):
         style, level = _style(look, i), 1.0 + (_ROW * (row + 0.5)) / height
-        at_x, at_y = axes.transData.transform((max(curve.end, axes.get_xlim()[0]), curve.height))
-        x, y = axes.transAxes.inverted().transform((at_x, at_y))
+        end_x, end_y = axes.transData.transform((max(curve.end, axes.get_xlim()[0]), curve.height))
+        x, y = axes.transAxes.inverted().transform((end_x, end_y))
         y = min(max(y, 0.0), 1.0)  # of a loss that runs out of the picture
-        text = axes.text(0.0, level, curve.label, transform=axes.transAxes, fontsize=9, va="center", color=look["ink"])
-        text.set_in_layout(False)
-        text.set_bbox({"facecolor": look["paper"], "edgecolor": "none", "pad": 1.0})
-        room = text.get_window_extent().width + (_SAMPLE + 8.0) * points
-        left = max(min(at_x, figure.bbox.x1 - 4.0 * points - room), 4.0 * points)
+        label = axes.text(0.0, level, curve.label, transform=axes.transAxes, fontsize=9, va="center", color=look["ink"])
+        label.set_in_layout(False)
+        label.set_bbox({"facecolor": look["paper"], "edgecolor": "none", "pad": 1.0})
+        room = label.get_window_extent().width + (_SAMPLE + 8.0) * points
+        left = max(min(end_x, figure.bbox.x1 - 4.0 * points - room), 4.0 * points)
         begin, end = axes.transAxes.inverted().transform([(left, 0.0), (left + _SAMPLE * points, 0.0)])[:, 0]
-        text.set_x(end + 5.0 * points / axes.bbox.width)
+        label.set_x(end + 5.0 * points / axes.bbox.width)
         stalk = blended_transform_factory(axes.transAxes, axes.transAxes)
         axes.plot([x, x], [y, level], transform=stalk, color=style["color"], lw=0.8, zorder=2, clip_on=False)
         sample = [begin, (begin + end) / 2.0, end]
@@ -262,13 +278,25 @@ class _Curve(NamedTuple):
 def _curve(group: Sequence[Run], name: str, target: float | None, faster: str) -> _Curve:
     times, values, band = banded([finite_values(run, name) for run in group])
     if not times.size:
-        return _Curve(times, values, 0.0, float("nan"), "")
+        return _Curve(times=times, values=values, end=0.0, height=float("nan"), label="")
     reached = spread(run.time_to_target for run in group) if target is not None else Spread(None, None, None)
     end = spread(run.seconds for run in group).median if reached.median is None else reached.median
     end = min(float(times[-1] if end is None else end), float(times[-1]))
     height = float(np.interp(end, times, values))
     spec = shortened(group[0].config.strategy, _LONG // 2)
-    return _Curve(times, values, end, height, f"{spec}   {_result(group, name, reached)}{faster}", band)
+    return _Curve(
+        times=times,
+        values=values,
+        end=end,
+        height=height,
+        label=f"{spec}   {_result(group, name, reached)}{faster}",
+        band=band,
+    )
+
+
+def _curves(groups: Sequence[Sequence[Run]], name: str, target: float | None) -> list[_Curve]:
+    """Return the curve of each strategy, with its speed-up in its label."""
+    return [_curve(group, name, target, faster) for group, faster in zip(groups, _faster(groups), strict=True)]
 
 
 def banded(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
@@ -279,9 +307,9 @@ def banded(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, tupl
     lines = [line for line in lines if line[0].size] or [(np.empty(0), np.empty(0))]
     if len(lines) == 1:
         return *lines[0], None
-    times = np.unique(np.concatenate([own for own, _ in lines]))
-    each = np.array([np.interp(times, *line) for line in lines])  # after the end of a line: its last value
-    return times, np.median(each, axis=0), (each.min(axis=0), each.max(axis=0))
+    times = np.unique(np.concatenate([line_times for line_times, _ in lines]))
+    values = np.array([np.interp(times, *line) for line in lines])  # after the end of a line: its last value
+    return times, np.median(values, axis=0), (values.min(axis=0), values.max(axis=0))
 
 
 def lower_end(lines: Sequence[tuple[Floats, Floats]]) -> float | None:
@@ -328,8 +356,8 @@ def _result(group: Sequence[Run], name: str, reached: Spread) -> str:
     worst = -math.inf if group[0].config.better == "higher" and name != "loss" else math.inf
     last = spread((float(values[-1]) if values.size else None for _, values in _values(group, name)), missing=worst)
     seconds = spread(run.seconds for run in group).median
-    shown = "–" if last.median is None else f"{last.median:.3g}"
-    return f"{name} {shown} after {seconds:.3g} s{with_seeds}"
+    result = "–" if last.median is None else f"{last.median:.3g}"
+    return f"{name} {result} after {seconds:.3g} s{with_seeds}"
 
 
 def _values(group: Sequence[Run], name: str) -> list[tuple[Floats, Floats]]:
@@ -348,7 +376,7 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
     config = groups[0][0].config
     seeds = sorted({run.config.seed for group in groups for run in group})
     recipe = config.problem or Recipe()
-    data = ", ".join(part for part in (recipe.data, Path(recipe.problem or "").name, recipe.model) if part)
+    data = ", ".join(name for name in (recipe.data, Path(recipe.problem or "").name, recipe.model) if name)
     delays = config.delays
     cause = "no injected delays" if delays == "none" else f"each task is held up by an injected delay, {delays}"
     cluster = config.cluster.partition(":")[0]
@@ -363,8 +391,8 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
         return f"{setting}\n{bands}"
     over, by, _ = compare([group[0] for group in groups])
     how = {"target": "to the target", "loss": "to the lowest loss that both reached", "job": "by seconds a job"}[by]
-    rest = f", {how}{'; ' * bool(bands)}{bands}"
-    return f"{setting}\nspeed compared with {shortened(over, max(_LONG - len(rest) - 10, _SHORTEST))}{rest}"
+    ending = f", {how}{'; ' * bool(bands)}{bands}"
+    return f"{setting}\nspeed compared with {shortened(over, max(_LONG - len(ending) - 10, _SHORTEST))}{ending}"
 
 
 def purpose(run: Run) -> str:

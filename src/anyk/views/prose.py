@@ -6,7 +6,7 @@ import re
 import textwrap
 
 
-def plain(text: str, width: int = 100) -> str:
+def plain(docstring: str, width: int = 100) -> str:
     """Return a docstring up to its first example, without marks and wrapped.
 
     >>> print(plain("Takes ``k`` of *all*.\\n\\n- a: waits"))
@@ -14,10 +14,10 @@ def plain(text: str, width: int = 100) -> str:
     <BLANKLINE>
     - a: waits
     """
-    text = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", text.split("\n>>>")[0]).replace("``", "")
-    text = re.sub(r"(?<!\w)\*(\w[^*\n]*\w|\w)\*(?!\w)", r"\1", text)
+    docstring = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"\1", docstring.split("\n>>>")[0]).replace("``", "")
+    docstring = re.sub(r"(?<!\w)\*(\w[^*\n]*\w|\w)\*(?!\w)", r"\1", docstring)
     blocks = []
-    for block in re.split(r"\n\s*\n", text.strip()):
+    for block in re.split(r"\n\s*\n", docstring.strip()):
         blocks.append("\n".join(_wrapped(item, width) for item in _items(block.splitlines())))
     return "\n\n".join(blocks)
 

@@ -45,11 +45,11 @@ def ratio_to_floor(run: Run) -> float | None:
 
 
 class _Column(NamedTuple):
-    """A column of numbers: functions that return a run's value and its text, and the number that replaces None."""
+    """A column of numbers: functions that return a run's value and its cell, and the number that replaces None."""
 
     title: str
     value: Callable[[Run], float | None]
-    text: Callable[[Any], str]
+    cell: Callable[[Any], str]
     missing: float = math.inf
 
 
@@ -61,7 +61,6 @@ def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
     """Return the columns that the runs need; ``single``: each strategy ran with one seed."""
     many_models = any(run.models_trained > 1 for run in runs)
     target = next((run.config.target for run in runs if run.config.target is not None), None)
-    worst = -math.inf if runs[0].config.better == "higher" else math.inf
     ratio = _Column("ratio", ratio_to_floor, lambda ratio: "–" if ratio is None else f"{ratio:.3f}")
     several = [_Column("models", attrgetter("models_trained"), str), _Column("jobs", attrgetter("jobs"), str)]
     columns = [
@@ -71,18 +70,26 @@ def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
         *[_Column("seconds\na job", attrgetter("seconds_a_job"), seconds)] * many_models,
         *[_Column("floor\ns", attrgetter("floor_seconds"), seconds), ratio] * single,
         _Column("loss", attrgetter("loss"), number),
+        *_metric_columns(runs),
     ]
-    metrics = {run.metric_name: (run.metric_name, worst) for run in runs if run.metric} or {"metric": ("metric", worst)}
-    for name, title in (("accuracy", "accuracy"), ("r2", "R²")):  # further metrics
-        if any(name in run.metrics for run in runs):
-            metrics.setdefault(name, (title, -math.inf))
-    for name, (title, missing) in metrics.items():
-        columns.append(_Column(title, partial(_metric, name), number, missing))
     if single and any(_lost_target(run) for run in runs):
         columns.append(_Column("best", attrgetter("best"), number))
     if target is not None:
         columns.append(_Column(f"s to\n{target:g}", attrgetter("time_to_target"), seconds))
     return columns
+
+
+def _metric_columns(runs: Sequence[Run]) -> list[_Column]:
+    """Return a column for each metric of the runs, their own before the further ones."""
+    worst = -math.inf if runs[0].config.better == "higher" else math.inf
+    metrics = {run.metric_name: (run.metric_name, worst) for run in runs if run.metric} or {"metric": ("metric", worst)}
+    for name, title in (("accuracy", "accuracy"), ("r2", "R²")):
+        if any(name in run.metrics for run in runs):
+            metrics.setdefault(name, (title, -math.inf))
+    return [
+        _Column(title=title, value=partial(_metric, name), cell=number, missing=missing)
+        for name, (title, missing) in metrics.items()
+    ]
 
 
 def race_table(runs: Sequence[Run]) -> Columns:
@@ -94,7 +101,7 @@ def race_table(runs: Sequence[Run]) -> Columns:
         return _seeds_table(compare_seeds(runs))
     columns = _columns(runs, single=True)
     titles = ["strategy", *(column.title for column in columns)]
-    rows = [[run.config.strategy, *(column.text(column.value(run)) for column in columns)] for run in runs]
+    rows = [[run.config.strategy, *(column.cell(column.value(run)) for column in columns)] for run in runs]
     if len(runs) > 1:
         over, by, speed_ups = compare(runs)
         titles += ["at\nloss"] * (by == "loss")
@@ -119,11 +126,11 @@ def _seeds_table(comparison: SeedsComparison) -> Columns:
         cells: list[tuple[str, ...]] = [(str(seeds), "", "")]
         for column in columns:
             values = spread(map(column.value, strategy.runs), missing=column.missing)
-            cells.append(tuple(map(column.text, values)))
+            cells.append(tuple(map(column.cell, values)))
         cells += [(f"{strategy.reached} of {seeds}", "", "")] * reached
         if compared:
-            text = partial(_speed_up_text, at_least=strategy.at_least)
-            cells.append(tuple(map(text, strategy.speed_up or (None, None, None))))
+            speed_up_text = partial(_speed_up_text, at_least=strategy.at_least)
+            cells.append(tuple(map(speed_up_text, strategy.speed_up or (None, None, None))))
         rows += [list(row) for row in zip((strategy.strategy, "  least", "  largest"), *cells, strict=True)]
     return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])
 
@@ -146,8 +153,8 @@ def _mean_titles(strategies: Sequence[OverSeeds], over: str) -> dict[str, str]:
         titles["time_to_target"] = f"s to {run.config.target:g}"
     if len(strategies) > 1:
         titles["speed_up"] = f"speed-up vs {shortened(over, _WIDEST)}"
-    known = {name for each in strategies for name, values in each.values().items() if set(values) != {None}}
-    return {name: title for name, title in titles.items() if name in known}
+    occurring = {name for strategy in strategies for name, values in strategy.values().items() if set(values) != {None}}
+    return {name: title for name, title in titles.items() if name in occurring}
 
 
 MEAN_NOTE = "means over the seeds, with 95 % confidence intervals by Student's t; none where a seed has no value"
@@ -216,8 +223,8 @@ def _csv_row(strategy: OverSeeds, titles: Mapping[str, str]) -> dict[str, Any]:
     result = strategy.result()
     for name in titles:
         column = strategy.runs[0].metric_name if name == "metric" else name
-        for part in ("mean", "low", "high", "median", "least", "most"):
-            row[f"{column}_{part}"] = (result[name] or {}).get(part)
+        for statistic in ("mean", "low", "high", "median", "least", "most"):
+            row[f"{column}_{statistic}"] = (result[name] or {}).get(statistic)
     return row
 
 
@@ -230,24 +237,7 @@ def race_notes(runs: Sequence[Run]) -> list[str]:
     groups = grouped(runs)
     many_seeds = any(len(group) > 1 for group in groups)
     lines = ["medians over the seeds; below them the least and the largest value"] * many_seeds
-    for group in groups:
-        run, target = group[0], group[0].config.target
-        missed = [other for other in group if other.time_to_target is None]
-        if target is None or not missed:
-            continue
-        steps = missed[0].config.steps
-        if len(group) > 1:
-            seeds = ", ".join(str(other.config.seed) for other in missed)
-            lines.append(
-                f"{run.config.strategy} reached {target:g} with {len(group) - len(missed)} of {len(group)} seeds, "
-                f"not with {seeds}; these seeds count as slower than all others"
-            )
-        elif steps is not None and run.steps >= steps:
-            by_default = steps == run.begun + LIMIT and run.config.seconds is None
-            lines.append(
-                f"{run.config.strategy} did not reach {target:g} in {steps:,} steps"
-                + (", the default limit" if by_default else "")
-            )
+    lines += [note for group in groups if (note := _missed_target(group)) is not None]
     lines += [
         f"{run.config.strategy}: {note['text']}" for run in runs for note in run.notes if note["kind"] == DIFFERENT
     ]
@@ -256,6 +246,29 @@ def race_notes(runs: Sequence[Run]) -> list[str]:
         most = max(run.models_trained for run in runs)
         lines.append(f"a job is a step of one model; --models {most} gives all strategies as many models")
     return lines + _loss_notes(runs) + load_notes(runs)
+
+
+def _missed_target(group: Sequence[Run]) -> str | None:
+    """Return a note on the seeds of a strategy that did not reach its target, or None.
+
+    A single run that ended before its last step has none.
+    """
+    run, target = group[0], group[0].config.target
+    missed = [other for other in group if other.time_to_target is None]
+    if target is None or not missed:
+        return None
+    if len(group) > 1:
+        seeds = ", ".join(str(other.config.seed) for other in missed)
+        return (
+            f"{run.config.strategy} reached {target:g} with {len(group) - len(missed)} of {len(group)} seeds, "
+            f"not with {seeds}; these seeds count as slower than all others"
+        )
+    steps = run.config.steps
+    if steps is None or run.steps < steps:
+        return None
+    by_default = steps == run.begun + LIMIT and run.config.seconds is None
+    note = f"{run.config.strategy} did not reach {target:g} in {steps:,} steps"
+    return f"{note}, the default limit" if by_default else note
 
 
 def _loss_notes(runs: Sequence[Run]) -> list[str]:
@@ -298,9 +311,9 @@ def falls_fast(run: Run) -> bool:
     third, last = losses[(share >= 0.5) & (share < 0.75)], losses[share >= 0.75]
     if not third.size:
         return False
-    fall, whole, remaining = np.median(third) - np.median(last), losses[0] - losses[-1], abs(losses[-1])
-    scale = min(whole, _constant_loss(run.metrics))
-    return bool(whole > 0.0 and (fall > whole / 20 or fall > max(remaining / 10, scale / 1000)))
+    fall, whole_fall, remaining = np.median(third) - np.median(last), losses[0] - losses[-1], abs(losses[-1])
+    scale = min(whole_fall, _constant_loss(run.metrics))
+    return bool(whole_fall > 0.0 and (fall > whole_fall / 20 or fall > max(remaining / 10, scale / 1000)))
 
 
 def _constant_loss(metrics: Mapping[str, float]) -> float:
@@ -352,16 +365,16 @@ def _lost_target(run: Run) -> bool:
 def speed_table(speed: ClusterSpeed) -> Columns:
     """Return the speed of a cluster's messages, a row for each message size."""
     rows = []
-    for each in speed.speeds:
-        rate = speed.bandwidth(each)
+    for of_size in speed.speeds:
+        rate = speed.bandwidth(of_size)
         rows.append(
             [
-                f"{each.size / 1e6:g} MB",
-                f"{1e3 * each.trip:.2f}",
+                f"{of_size.size / 1e6:g} MB",
+                f"{1e3 * of_size.trip:.2f}",
                 "–" if rate is None else f"{rate / 1e6:,.0f}",
-                f"{1e3 * each.step:.2f}",
-                f"{1e3 * each.floor:.2f}",
-                f"{each.ratio:.2f}",
+                f"{1e3 * of_size.step:.2f}",
+                f"{1e3 * of_size.floor:.2f}",
+                f"{of_size.ratio:.2f}",
             ]
         )
     return Columns(["message", "round trip ms", "MB/s", "step ms", "floor ms", "step / floor"], rows)
@@ -377,12 +390,12 @@ def coefficients_table(coefficients: Coefficients) -> tuple[Columns, str]:
     >>> table.rows
     [['intercept', '0.5'], ['size', '2']]
     """
-    shown, note = np.arange(len(coefficients.names)), ""
-    if len(shown) > _ROWS:
-        shown = np.sort(np.argsort(-np.abs(coefficients.weights).max(axis=1), kind="stable")[:_ROWS])
+    rows_shown, note = np.arange(len(coefficients.names)), ""
+    if len(rows_shown) > _ROWS:
+        rows_shown = np.sort(np.argsort(-np.abs(coefficients.weights).max(axis=1), kind="stable")[:_ROWS])
         note = f"the {_ROWS} largest of {len(coefficients.names):,} columns; --json - writes all"
     rows = [["intercept", *_texts(coefficients.intercepts)]]
-    rows += [[coefficients.names[i], *_texts(coefficients.weights[i])] for i in shown.tolist()]
+    rows += [[coefficients.names[i], *_texts(coefficients.weights[i])] for i in rows_shown.tolist()]
     return Columns(["column", *coefficients.outputs], rows), note
 
 

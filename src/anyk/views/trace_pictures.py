@@ -39,7 +39,7 @@ def trace_facts(times: Floats, mu: float, censored: Flags | None = None) -> ByNa
         "stragglers": float(late.mean()),
         "bursts": dict(zip(lengths.tolist(), counts.tolist(), strict=True)),
         "slowest": [{"worker": int(i), "share": float(share[i])} for i in slow if share[i] > 0],
-        "laws": [{"law": rounded(each.law, 4), "misfit": each.misfit} for each in _fits(times, censored)],
+        "laws": [{"law": rounded(fitted.law, 4), "misfit": fitted.misfit} for fitted in _fits(times, censored)],
     }
 
 
@@ -54,7 +54,9 @@ def _fits(times: Floats, censored: Flags | None) -> list[Fit]:
 def trace_text(facts: ByName, mu: float) -> str:
     """Return the facts about a trace as text."""
     bursts = ", ".join(f"{length} rounds: {count}" for length, count in list(facts["bursts"].items())[:8]) or "none"
-    slow = ", ".join(f"{each['worker']} ({100 * each['share']:.0f} %)" for each in facts["slowest"]) or "no worker"
+    slow = (
+        ", ".join(f"{worker['worker']} ({100 * worker['share']:.0f} %)" for worker in facts["slowest"]) or "no worker"
+    )
     lines = [
         f"{facts['rounds']} rounds x {facts['workers']} workers, seconds: mean {facts['mean']:.4g}, median "
         f"{facts['median']:.4g}, longest {facts['longest']:.4g}, variation {facts['variation']:.3g}",
@@ -64,7 +66,7 @@ def trace_text(facts: ByName, mu: float) -> str:
         + bursts,
         f"most often late: {slow}",
     ]
-    lines += [f"law {each['law']:<44} misfit {each['misfit']:.3f}" for each in facts["laws"]]
+    lines += [f"law {fitted['law']:<44} misfit {fitted['misfit']:.3f}" for fitted in facts["laws"]]
     if facts["laws"] and facts["laws"][0]["misfit"] > 0.1:
         lines.append("no delay model fits well; plan by replaying the trace")
     return "\n".join(lines)
@@ -82,10 +84,10 @@ def draw_trace(times: Floats, path: str | Path, censored: Flags | None, title: s
         values = np.sort(times, axis=None)
         tail_axes.plot(values, 1.0 - np.arange(values.size) / values.size, color=LIGHT["ink"], lw=2.2, label="measured")
         uniforms = np.linspace(0, 1 - 1 / values.size, 2000)
-        smooth = [each for each in _fits(times, censored) if each.law.name != "bimodal"]
-        for each in smooth[:3]:
-            label = f"{each.law.name}, misfit {each.misfit:.2f}"
-            tail_axes.plot(np.sort(each.law.seconds(uniforms, 0)), 1.0 - uniforms, lw=1.3, label=label)
+        smooth = [fitted for fitted in _fits(times, censored) if fitted.law.name != "bimodal"]
+        for fitted in smooth[:3]:
+            label = f"{fitted.law.name}, misfit {fitted.misfit:.2f}"
+            tail_axes.plot(np.sort(fitted.law.seconds(uniforms, 0)), 1.0 - uniforms, lw=1.3, label=label)
         tail_axes.set(xscale="log", yscale="log", xlabel="seconds", ylabel="share of tasks that take longer")
         tail_axes.set_ylim(bottom=0.5 / values.size)
         tail_axes.set_xlim(values[values > 0].min() * 0.8, values.max() * 1.3)
@@ -104,8 +106,8 @@ def graph_text(graph: Mixing) -> str:
     for k, matrix in enumerate(graph.rounds):
         directed = not np.allclose(matrix, matrix.T)
         head = f"round {k}: " if rounds > 1 else ""
-        shown = [f"{i} <- {' '.join(map(str, graph.neighbours(i, k))) or 'no node'}" for i in range(min(n, _WIDE))]
-        lines.append(f"{head}{'directed' if directed else 'undirected'}; " + "; ".join(shown) + (" …" * (n > _WIDE)))
+        edges = [f"{i} <- {' '.join(map(str, graph.neighbours(i, k))) or 'no node'}" for i in range(min(n, _WIDE))]
+        lines.append(f"{head}{'directed' if directed else 'undirected'}; " + "; ".join(edges) + (" …" * (n > _WIDE)))
         if n <= _WIDE and rounds == 1:
             lines += [" ".join(f"{value:5.3f}" if value else "    ." for value in row) for row in matrix]
     return "\n".join(lines)

@@ -100,8 +100,8 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
         if self._served:
             self._server.shutdown()
         self._server.server_close()
-        for shown in self._pages.values():
-            shown.close()
+        for open_page in self._pages.values():
+            open_page.close()
 
     # ------------------------------------------------------------------------------------------- answers
 
@@ -117,29 +117,37 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
         first, _, page_part = path[1:].partition("/")
         if not first.isdecimal() or len(first) > 6 or int(first) >= len(pages) or page_part not in ("", "state"):
             return None
-        shown = pages[int(first)]
+        wanted = pages[int(first)]
         if page_part:
-            return "application/json", json.dumps(shown.state())
+            return "application/json", json.dumps(wanted.state())
         try:
-            return "text/html", shown.whole()
+            return "text/html", wanted.whole()
         except (BadInput, OSError) as error:
-            return "text/html", render("list", title=shown.name, message=str(error), entries=[])
+            return "text/html", render("list", title=wanted.name, message=str(error), entries=[])
 
     def _find_runs(self) -> None:
         """Add pages for runs and races that have started."""
         for folder in self._folders:
             inner = sorted(folder.iterdir()) if folder.is_dir() else []
             alone = (folder / "run.toml").is_file() or (folder / RACE).is_file()
-            for place in [folder] if alone else [place for place in inner if place.is_dir()]:
-                if place not in self._pages and ((place / "run.toml").is_file() or is_race(place)):
-                    self._pages[place] = _Page(place)
+            for candidate in [folder] if alone else [candidate for candidate in inner if candidate.is_dir()]:
+                if candidate not in self._pages and ((candidate / "run.toml").is_file() or is_race(candidate)):
+                    self._pages[candidate] = _Page(candidate)
 
     def _list(self, pages: Sequence[_Page]) -> str:
-        lines = [shown.line() | {"number": i} for i, shown in enumerate(pages)]
+        lines = [listed.line() | {"number": i} for i, listed in enumerate(pages)]
         lines.sort(key=lambda line: (line["state"][0] == "ended", -line["number"]))
-        where = ", ".join(str(folder) for folder in self._folders)
+        watched = ", ".join(str(folder) for folder in self._folders)
         message = "" if lines else "No run has started yet; this page shows the first when it starts."
-        return render("list", title=f"Runs in {where}", message=message, entries=lines)
+        return render("list", title=f"Runs in {watched}", message=message, entries=lines)
+
+
+def _end_state(runs: Sequence[Run]) -> _State:
+    """Return the state of runs that have all ended, which is the last run's."""
+    if len(runs) > 1:
+        return "ended", f"ended, {len(runs)} runs"
+    kind = str((runs[-1].notes or [{}])[-1].get("kind"))
+    return "ended", kind if kind in ("failed", "interrupted") else "ended"
 
 
 class _Page:
@@ -178,14 +186,12 @@ class _Page:
             if folder not in self._followed:
                 self._followed[folder] = Following(folder)
         followed = [self._followed[folder] for folder in folders]
-        runs = [each.run() for each in followed]
-        planned = len(runs) + len(waiting)
-        going = [i for i, each in enumerate(followed) if not each.ended]
-        last = runs[going[-1] if going else -1]
+        runs = [following.run() for following in followed]
+        going = [i for i, following in enumerate(followed) if not following.ended]
         if not going and not waiting:
-            kind = str((last.notes or [{}])[-1].get("kind"))
-            how = kind if kind in ("failed", "interrupted") else "ended"
-            return runs, ("ended", how if planned == 1 else f"ended, {planned} runs")
+            return runs, _end_state(runs)
+        last = runs[going[-1] if going else -1]
+        planned = len(runs) + len(waiting)
         words = f"{count_steps(last.steps)} in {duration(last.seconds)}"
         if planned > 1:
             words = f"run {len(runs)} of {planned}, {last.config.strategy}: {words}"
@@ -330,8 +336,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send(HTTPStatus.OK, *answer)
 
-    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
-        body = printable(text).encode()
+    def _send(self, status: HTTPStatus, kind: str, content: str) -> None:
+        body = printable(content).encode()
         self.send_response(status)
         for name, value in {
             "Content-Type": f"{kind}; charset=utf-8",

@@ -50,7 +50,9 @@ ITEM = Item(
     table=table,
     claims=tuple(claim(setting) for setting in SETTINGS for claim in (_ahead, _envelope)),
     panels=tuple(
-        Curves("loss", "virtual seconds", "loss", setting, log="y", label=label, of={"setting": setting})
+        Curves(
+            curve="loss", x="virtual seconds", y="loss", title=setting, log="y", label=label, of={"setting": setting}
+        )
         for setting in SETTINGS
     ),
     columns=("setting", "tau", "loss", "accuracy"),

@@ -96,7 +96,7 @@ def _sooner(workers: str, curve: str) -> Callable[[Table], float]:
         of = t.where(workers=workers)
         times = np.linspace(_end(of, curve) / 300, _end(of, curve), 300)
         goal = of.row(tau=1).at(curve, times[-1])
-        reached = [at for at in times if of.row(tau="adacomm").at(curve, at) <= goal]
+        reached = [moment for moment in times if of.row(tau="adacomm").at(curve, moment) <= goal]
         return float(times[-1] / reached[0]) if reached else 0.0
 
     return sooner
@@ -122,8 +122,8 @@ def _has_floor(t: Table) -> tuple[bool, str]:
 
 def _no_floor(t: Table) -> tuple[bool, str]:
     floors = {tau: t.mean("floor", workers="unlike", tau=tau) for tau in (*TAUS, "adacomm")}
-    own, best = floors.pop("adacomm"), min(floors.values())
-    return own < 1.5 * best, f"{own:.3g}, the lowest of a fixed tau {best:.3g} (test: below 1.5 times)"
+    adaptive, best = floors.pop("adacomm"), min(floors.values())
+    return adaptive < 1.5 * best, f"{adaptive:.3g}, the lowest of a fixed tau {best:.3g} (test: below 1.5 times)"
 
 
 def label(case: Case) -> str:
@@ -139,10 +139,10 @@ ITEM = Item(
     table=table,
     claims=(
         Ratio(
-            "digits: AdaComm reaches the loss of fully synchronous SGD in 3 times less time",
-            3.0,
-            _sooner("digits", "loss"),
-            " times",
+            text="digits: AdaComm reaches the loss of fully synchronous SGD in 3 times less time",
+            paper=3.0,
+            here=_sooner("digits", "loss"),
+            unit=" times",
             least=True,
         ),
         Order(
@@ -160,20 +160,22 @@ ITEM = Item(
             "unlike workers: AdaComm, from that tau on, ends below 1.5 times the lowest floor", "low floor", _no_floor
         ),
         Ratio(
-            "unlike workers: AdaComm reaches the loss of fully synchronous SGD in 3 times less time",
-            3.0,
-            _sooner("unlike", "excess"),
-            " times",
+            text="unlike workers: AdaComm reaches the loss of fully synchronous SGD in 3 times less time",
+            paper=3.0,
+            here=_sooner("unlike", "excess"),
+            unit=" times",
             least=True,
         ),
     ),
     panels=(
-        Curves("loss", "virtual seconds", "loss", "digits", log="y", label=label, of={"workers": "digits"}),
         Curves(
-            "excess",
-            "virtual seconds",
-            "loss above the optimum",
-            "workers with unlike data",
+            curve="loss", x="virtual seconds", y="loss", title="digits", log="y", label=label, of={"workers": "digits"}
+        ),
+        Curves(
+            curve="excess",
+            x="virtual seconds",
+            y="loss above the optimum",
+            title="workers with unlike data",
             log="y",
             label=label,
             of={"workers": "unlike"},

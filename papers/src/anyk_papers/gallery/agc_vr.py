@@ -77,16 +77,24 @@ ITEM = Item(
     claims=(
         Criterion("AGC has a noise floor, with snapshots it has none", "linear convergence", _floor),
         Ratio(
-            "with a snapshot in 20 rounds sooner than exact at an excess that AGC never reaches (1e-6)",
-            2.0,
-            lambda t: t.mean("to 1e-06", strategy="exact") / t.mean("to 1e-06", strategy=CORRECTED),
-            " times",
+            text="with a snapshot in 20 rounds sooner than exact at an excess that AGC never reaches (1e-6)",
+            paper=2.0,
+            here=lambda t: t.mean("to 1e-06", strategy="exact") / t.mean("to 1e-06", strategy=CORRECTED),
+            unit=" times",
             within=0.25,
             reason="expected to one digit, 1.5 to 2.5",
         ),
         Criterion("early on snapshots cost little", "about the same time", _early),
     ),
-    panels=(Curves("excess", "virtual seconds", "loss above the least, relative", "excess against time", log="y"),),
+    panels=(
+        Curves(
+            curve="excess",
+            x="virtual seconds",
+            y="loss above the least, relative",
+            title="excess against time",
+            log="y",
+        ),
+    ),
     columns=("strategy", "seconds a step", "to 0.1", "to 1e-06", "excess"),
     differs="there is none: what stands as the paper's was expected before the first run; least squares on drawn data; "
     "an excess below 1e-14 is drawn there",

@@ -40,8 +40,8 @@ def table(lab: Lab) -> Table:
 def _falls(t: Table) -> tuple[bool, str]:
     lines = {row.case["code"]: [one.mean("error") for one in t.where(code=row.case["code"])] for row in t}
     falls = all(b <= a + 1e-12 for errors in lines.values() for a, b in pairwise(errors))
-    shown = "; ".join(f"{name} {errors[0]:.3f} to {errors[-1]:.4f}" for name, errors in lines.items())
-    return falls and all(e[-1] < 0.5 * e[0] for e in lines.values()), f"{shown} (test: never rises, halves)"
+    in_words = "; ".join(f"{name} {errors[0]:.3f} to {errors[-1]:.4f}" for name, errors in lines.items())
+    return falls and all(e[-1] < 0.5 * e[0] for e in lines.values()), f"{in_words} (test: never rises, halves)"
 
 
 def _never_below(t: Table) -> tuple[bool, str]:
@@ -71,11 +71,11 @@ ITEM = Item(
     ),
     panels=(
         Lines(
-            "iterations",
-            ("error", "optimal"),
-            "iterations",
-            "error per partition",
-            f"{LOST} of {K} lost at random",
+            over="iterations",
+            numbers=("error", "optimal"),
+            x="iterations",
+            y="error per partition",
+            title=f"{LOST} of {K} lost at random",
             by="code",
             log="x",
         ),

@@ -72,8 +72,8 @@ def table(lab: Lab) -> Table:
 def _below(number: str, bound: str) -> Criterion:
     def here(t: Table) -> tuple[bool, str]:
         below = all(row.mean(number) <= row.mean(bound) for row in t)
-        shown = ", ".join(f"{row.case['scheme']} {row.mean(number):.3g} of {row.mean(bound):.3g}" for row in t)
-        return below, shown
+        in_words = ", ".join(f"{row.case['scheme']} {row.mean(number):.3g} of {row.mean(bound):.3g}" for row in t)
+        return below, in_words
 
     what = "gradient is below the bound"
     if number == "distance":

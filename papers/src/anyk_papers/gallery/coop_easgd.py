@@ -109,14 +109,21 @@ ITEM = Item(
     ),
     panels=(
         Lines(
-            "alpha",
-            ("zeta of a run", "formula"),
-            "alpha",
-            "zeta",
-            "mixing",
+            over="alpha",
+            numbers=("zeta of a run", "formula"),
+            x="alpha",
+            y="zeta",
+            title="mixing",
             marks=((BEST, "2/(m+2)"), (TALK, "m/(m+2)")),
         ),
-        Lines("alpha", ("loss",), "alpha", "loss of the centre", "digits, mini-batches of 2", of={"train": True}),
+        Lines(
+            over="alpha",
+            numbers=("loss",),
+            x="alpha",
+            y="loss of the centre",
+            title="digits, mini-batches of 2",
+            of={"train": True},
+        ),
     ),
     columns=("alpha", "formula", "zeta", "zeta of a run", "loss"),
     differs="the loss is the centre's, which averages more the smaller alpha is; the zeta of a run is that of the "

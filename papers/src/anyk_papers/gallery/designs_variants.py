@@ -60,8 +60,8 @@ def _quality(t: Table) -> tuple[bool, str]:
         (t.mean("chosen", code="biregular, n = 30", share=s), t.mean("chosen", code="design, n = 31", share=s))
         for s in (0.2, 0.3)
     ]
-    shown = "; ".join(f"at least {a:.3f} for {b:.3f}, {a / b:.2f} times" for a, b in pairs)
-    return all(a < 1.5 * b for a, b in pairs), f"{shown} (test: below 1.5 times)"
+    in_words = "; ".join(f"at least {a:.3f} for {b:.3f}, {a / b:.2f} times" for a, b in pairs)
+    return all(a < 1.5 * b for a, b in pairs), f"{in_words} (test: below 1.5 times)"
 
 
 ITEM = Item(
@@ -77,9 +77,21 @@ ITEM = Item(
     ),
     panels=(
         Lines(
-            "share", ("chosen",), "share of stragglers", "error per partition", "chosen (search: at least)", by="code"
+            over="share",
+            numbers=("chosen",),
+            x="share of stragglers",
+            y="error per partition",
+            title="chosen (search: at least)",
+            by="code",
         ),
-        Lines("share", ("random",), "share of stragglers", "error per partition", "random", by="code"),
+        Lines(
+            over="share",
+            numbers=("random",),
+            x="share of stragglers",
+            y="error per partition",
+            title="random",
+            by="code",
+        ),
     ),
     columns=("code", "load", "share", "random", "chosen", "exact", "bound"),
     differs="where 'exact' is 0 the error under chosen stragglers is a lower bound, found by a search",

@@ -116,11 +116,11 @@ ITEM = Item(
     ),
     panels=tuple(
         Lines(
-            "steps",
-            ("measured", "Theorem 1", "Theorem 2"),
-            "steps",
-            "excess loss",
-            f"step size: {step}",
+            over="steps",
+            numbers=("measured", "Theorem 1", "Theorem 2"),
+            x="steps",
+            y="excess loss",
+            title=f"step size: {step}",
             log="xy",
             of={"step": step},
         )

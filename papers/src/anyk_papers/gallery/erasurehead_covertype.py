@@ -38,17 +38,17 @@ ITEM = Item(
     table=table,
     claims=(
         Ratio(
-            "an iteration of AGC is about 2 times as fast as one of the exact code",
-            2.0,
-            sooner("seconds a step", "AGC, load 3, 11 replies", "exact, load 3"),
-            " times",
+            text="an iteration of AGC is about 2 times as fast as one of the exact code",
+            paper=2.0,
+            here=sooner("seconds a step", "AGC, load 3, 11 replies", "exact, load 3"),
+            unit=" times",
             within=0.25,
             reason="one digit is printed, 1.5 to 2.5",
         ),
         Criterion("AGC and the exact code end at nearly the same AUC", "nearly equal", _same),
     ),
     panels=(
-        Curves("auc", "virtual seconds", "AUC on held-out rows", "AUC against time", log="x"),
+        Curves(curve="auc", x="virtual seconds", y="AUC on held-out rows", title="AUC against time", log="x"),
         Bars("seconds a step", "seconds an iteration", "time of an iteration"),
     ),
     columns=("strategy", "seconds a step", "auc"),

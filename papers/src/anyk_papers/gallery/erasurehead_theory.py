@@ -42,8 +42,8 @@ def lacking(lab: Lab, case: Case, seed: int) -> Results:
     c, n = case["load"], case["partitions"]
     built, lacks = code(f"frc:load={c},partitions={n}", workers=N), []
     for draw in range(lab.size(4_000, 400)):
-        here = keyed.generator(seed, "gallery-lacking", c, n, draw).permutation(N)[:REPLIES]
-        lacks.append(1.0 - (built.decode(here).weights @ built.encoding)[::c])
+        replying = keyed.generator(seed, "gallery-lacking", c, n, draw).permutation(N)[:REPLIES]
+        lacks.append(1.0 - (built.decode(replying).weights @ built.encoding)[::c])
     absent = np.array(lacks)
     either = 1.0 - (1.0 - absent[:, 1:]) * (1.0 - absent[:, :-1])
     p, q = missing(N, c, REPLIES, partitions=n)
@@ -107,7 +107,16 @@ def run(lab: Lab, case: Case, seed: int) -> Results:
     )
     times, losses = trained["curves"]["loss"]
     reached = crossing(times, losses - best, excess, better=np.less_equal)
-    bound = seconds_bound(case["total"], excess, first, beta, mu, N, LOAD, share=share)
+    bound = seconds_bound(
+        scheme=case["total"],
+        excess=excess,
+        first=first,
+        smoothness=beta,
+        convexity=mu,
+        workers=N,
+        load=LOAD,
+        share=share,
+    )
     return {"seconds": reached, "bound": bound, "excess": excess / first}
 
 
@@ -169,7 +178,12 @@ def _chances(t: Table) -> tuple[bool, str]:
 
 def _theorem_3(t: Table) -> tuple[bool, str]:
     row = t.row(scheme="exact", partitions=N, load=3)
-    printed, corrected = (seconds_bound("exact", 0.5, 1.0, 2.0, 1.0, N, 3, printed=wrong) for wrong in (True, False))
+    printed, corrected = (
+        seconds_bound(
+            scheme="exact", excess=0.5, first=1.0, smoothness=2.0, convexity=1.0, workers=N, load=3, printed=wrong
+        )
+        for wrong in (True, False)
+    )
     return row.mean("simulated") <= printed, (
         f"simulated {row.mean('simulated'):.4f} s an iteration, bound {printed:.4f} (with 2c: {corrected:.4f})"
     )
@@ -177,20 +191,20 @@ def _theorem_3(t: Table) -> tuple[bool, str]:
 
 def _total(t: Table) -> tuple[bool, str]:
     rows = [row for row in t if "total" in row.case]
-    shown = "; ".join(f"{row.case['total']} {row.mean('seconds'):.2f} s of {row.mean('bound'):.2f}" for row in rows)
-    return all(row.mean("seconds") <= row.mean("bound") for row in rows), shown
+    in_words = "; ".join(f"{row.case['total']} {row.mean('seconds'):.2f} s of {row.mean('bound'):.2f}" for row in rows)
+    return all(row.mean("seconds") <= row.mean("bound") for row in rows), in_words
 
 
 def _log_n(t: Table) -> tuple[bool, str]:
     rows = [row for row in t if "sooner" in row.numbers]
     shares = [row.mean("sooner / log n") for row in rows]
     grows = [row.mean("sooner") for row in rows]
-    shown = "; ".join(
+    in_words = "; ".join(
         f"{row.case['workers']} workers {row.mean('sooner'):.2f} times, {row.mean('sooner / log n'):.2f} log n"
         for row in rows
     )
     met = grows == sorted(grows) and grows[-1] > 1.5 and max(shares) < 1.5 * min(shares)
-    return met, f"{shown} (test: grows to above 1.5 times, the factor of log n within 1.5 times)"
+    return met, f"{in_words} (test: grows to above 1.5 times, the factor of log n within 1.5 times)"
 
 
 ITEM = Item(
@@ -216,28 +230,28 @@ ITEM = Item(
     ),
     panels=(
         Lines(
-            "load",
-            ("simulated", "corrected", "printed"),
-            "load c",
-            "seconds an iteration",
-            "exact codes",
+            over="load",
+            numbers=("simulated", "corrected", "printed"),
+            x="load c",
+            y="seconds an iteration",
+            title="exact codes",
             of={"scheme": "exact", "partitions": N},
         ),
         Lines(
-            "load",
-            ("simulated", "corrected"),
-            "load c",
-            "seconds an iteration",
-            "AGC, 11 of 30 replies",
+            over="load",
+            numbers=("simulated", "corrected"),
+            x="load c",
+            y="seconds an iteration",
+            title="AGC, 11 of 30 replies",
             of={"scheme": "AGC", "partitions": N},
         ),
         Bars("seconds", "virtual seconds", "total time and Theorem 3's bound", mark="bound"),
         Lines(
-            "workers",
-            ("sooner",),
-            "workers n",
-            "times sooner than uncoded",
-            f"AGC, load {FEW}, half of the replies, at equal excess",
+            over="workers",
+            numbers=("sooner",),
+            x="workers n",
+            y="times sooner than uncoded",
+            title=f"AGC, load {FEW}, half of the replies, at equal excess",
             log="x",
         ),
     ),

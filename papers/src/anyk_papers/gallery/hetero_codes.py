@@ -29,8 +29,8 @@ def least_fixed_error(code: Code) -> float:
 
     A partition whose holders have the odds ``(1 - p) / p`` contributes the inverse of the odds' sum.
     """
-    held = code.encoding.toarray() != 0.0
-    odds = held.T @ np.array([(1.0 - chance) / chance for chance in CHANCES])
+    assigned = code.encoding.toarray() != 0.0
+    odds = assigned.T @ np.array([(1.0 - chance) / chance for chance in CHANCES])
     return float((1.0 / odds).sum()) if (odds > 0.0).all() else float("inf")
 
 
@@ -43,8 +43,8 @@ def measure(lab: Lab, case: Case, seed: int) -> Results:
 
     def decoded() -> np.ndarray:
         """Return the coefficients of the partitions for random replies."""
-        here = np.flatnonzero(random.random(N) >= CHANCES)
-        return code.decode(here, decoder=decoder).weights @ encoding if here.size else np.zeros(code.partitions)
+        replying = np.flatnonzero(random.random(N) >= CHANCES)
+        return code.decode(replying, decoder=decoder).weights @ encoding if replying.size else np.zeros(code.partitions)
 
     sets, steps = lab.size(4_000, 1_000), lab.size(300, 100)
     drawn = np.array([decoded() for _ in range(sets)])
@@ -75,30 +75,30 @@ def table(lab: Lab) -> Table:
 def _closed(t: Table) -> tuple[bool, str]:
     formula = codes.code(HETERO, workers=N).expected_error(N)
     error = t.mean("error", code="heterogeneous")
-    shown = f"{error:.3f}, closed form {formula:.3f} (test: within 5 %)"
-    return formula is not None and abs(error / formula - 1.0) < 0.05, shown
+    in_words = f"{error:.3f}, closed form {formula:.3f} (test: within 5 %)"
+    return formula is not None and abs(error / formula - 1.0) < 0.05, in_words
 
 
 def _unbiased(t: Table) -> tuple[bool, str]:
     # the standard error of a coefficient is about sqrt(0.04 / sets); the largest of all is twice that
     bias, sets = t.mean("bias", code="heterogeneous"), t.mean("sets", code="heterogeneous")
-    shown = f"{bias:.3f} (largest of {N} over {sets:.0f} sets of replies; test: below {LARGEST_BIAS})"
-    return bias < LARGEST_BIAS, f"{shown}, FRC {t.mean('bias', code='FRC'):.3f}"
+    in_words = f"{bias:.3f} (largest of {N} over {sets:.0f} sets of replies; test: below {LARGEST_BIAS})"
+    return bias < LARGEST_BIAS, f"{in_words}, FRC {t.mean('bias', code='FRC'):.3f}"
 
 
 def _least_fixed(t: Table) -> tuple[bool, str]:
     error = t.mean("error", code="heterogeneous")
     others = {name: t.row(code=name).spread("fixed")[0] for name in ("FRC", "biregular", "uncoded")}
-    shown = ", ".join(f"{name} {value:.3f}" for name, value in others.items())
+    in_words = ", ".join(f"{name} {value:.3f}" for name, value in others.items())
     best = min(others.values())
     unbiased = t.mean("bias", code="heterogeneous") < LARGEST_BIAS
-    return unbiased and error < best, f"{error:.3f}; best unbiased fixed weights on the placement of {shown} (least)"
+    return unbiased and error < best, f"{error:.3f}; best unbiased fixed weights on the placement of {in_words} (least)"
 
 
 def _least_squares(t: Table) -> tuple[bool, str]:
-    own, same = (t.mean("error", code=name) for name in ("heterogeneous", SAME))
+    heterogeneous, same = (t.mean("error", code=name) for name in ("heterogeneous", SAME))
     bias = t.mean("bias", code=SAME)
-    return same < own, f"{same:.3f} (largest bias {bias:.3f}) for {own:.3f}"
+    return same < heterogeneous, f"{same:.3f} (largest bias {bias:.3f}) for {heterogeneous:.3f}"
 
 
 def _nearest(t: Table) -> tuple[bool, str]:

@@ -34,7 +34,7 @@ def losses(lab: Lab, case: Case, seed: int) -> Results:
             evaluate="every=1",
         )["curves"]["loss"]
         totals += values[np.searchsorted(steps, TIMES, side="right") - 1]  # of the newest model at that time
-    return {f"{at:g}": total / runs for at, total in zip(TIMES, totals, strict=True)}
+    return {f"{seconds:g}": total / runs for seconds, total in zip(TIMES, totals, strict=True)}
 
 
 def table(lab: Lab) -> Table:
@@ -49,7 +49,7 @@ def table(lab: Lab) -> Table:
 
 
 def _best(t: Table, number: str) -> list[int]:
-    return [min(t.where(seconds=at), key=lambda row: row.mean(number)).case["K"] for at in TIMES]
+    return [min(t.where(seconds=seconds), key=lambda row: row.mean(number)).case["K"] for seconds in TIMES]
 
 
 def _grows(t: Table) -> tuple[bool, str]:
@@ -59,10 +59,21 @@ def _grows(t: Table) -> tuple[bool, str]:
 
 def _agrees(t: Table) -> tuple[bool, str]:
     measured = _best(t, "measured")
-    planned = [best_k(at, PACE, FIRST, RATE, CURVATURE, CURVATURE, NOISE) for at in TIMES]
+    planned = [
+        best_k(
+            seconds=seconds,
+            step_seconds=PACE,
+            first=FIRST,
+            rate=RATE,
+            smoothness=CURVATURE,
+            convexity=CURVATURE,
+            noise=NOISE,
+        )
+        for seconds in TIMES
+    ]
     losses = [
-        t.mean("measured", seconds=at, K=k) / t.mean("measured", seconds=at, K=b)
-        for at, k, b in zip(TIMES, planned, measured, strict=True)
+        t.mean("measured", seconds=seconds, K=k) / t.mean("measured", seconds=seconds, K=b)
+        for seconds, k, b in zip(TIMES, planned, measured, strict=True)
     ]
     return max(
         losses
@@ -86,8 +97,8 @@ ITEM = Item(
         Criterion("the K that the bound says is nearly the best", "argmin of the bound", _agrees),
     ),
     panels=(
-        Lines("K", ("measured",), "K", "excess loss", "measured", by="seconds", log="y"),
-        Lines("K", ("bound",), "K", "bound on the excess loss", "bound", by="seconds", log="y"),
+        Lines(over="K", numbers=("measured",), x="K", y="excess loss", title="measured", by="seconds", log="y"),
+        Lines(over="K", numbers=("bound",), x="K", y="bound on the excess loss", title="bound", by="seconds", log="y"),
     ),
     columns=("seconds", "K", "measured", "bound"),
     differs="a quadratic with known constants, so that bound and measurement can be compared",

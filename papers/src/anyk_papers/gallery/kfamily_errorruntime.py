@@ -69,8 +69,8 @@ def table(lab: Lab) -> Table:
 
 
 def _early(t: Table, *names: str) -> list[float]:
-    at = min(float(x[-1]) for row in t for x, _ in row.curves["excess"]) / 60.0
-    return [t.row(variant=name).at("excess", at) for name in names]
+    moment = min(float(x[-1]) for row in t for x, _ in row.curves["excess"]) / 60.0
+    return [t.row(variant=name).at("excess", moment) for name in names]
 
 
 def _envelope(t: Table) -> tuple[bool, str]:
@@ -84,8 +84,8 @@ def _envelope(t: Table) -> tuple[bool, str]:
 def _staleness(t: Table) -> tuple[bool, str]:
     staleness = {name: t.mean("mean staleness", variant=name) for name in STALE}
     agrees = all(abs(staleness[name] / formula - 1.0) < 0.03 for name, formula in STALE.items())
-    shown = ", ".join(f"{name} {value:.3g}" for name, value in staleness.items())
-    return agrees, f"{shown} (test: within 3 %, for the start, where nothing is stale)"
+    in_words = ", ".join(f"{name} {value:.3g}" for name, value in staleness.items())
+    return agrees, f"{in_words} (test: within 3 %, for the start, where nothing is stale)"
 
 
 ITEM = Item(
@@ -114,7 +114,7 @@ ITEM = Item(
         Criterion("mean staleness is (P - K) / K, in batches (P - 1) / K", "formula", _staleness),
     ),
     panels=(
-        Curves("excess", "virtual seconds", "loss above the least", "error against time", log="xy"),
+        Curves(curve="excess", x="virtual seconds", y="loss above the least", title="error against time", log="xy"),
         Bars("floor", "loss above the least", "error floor: mean of the last fifth", log="y"),
         Bars("mean staleness", "versions", "mean staleness"),
     ),

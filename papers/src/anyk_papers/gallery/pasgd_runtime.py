@@ -47,8 +47,8 @@ def _exact(t: Table) -> tuple[bool, str]:
         / (row.mean("error") / len(row.numbers["error"]) ** 0.5 + 1e-3 * row.mean("closed form"))
         for row in rows
     )
-    shown = ", ".join(f"{row.mean('simulated'):.4g}" for row in rows if row.case["averaging"] == FREE)
-    return worst < 4.5, f"{shown}; off by {worst:.1f} standard errors at worst (test: 4.5)"
+    in_words = ", ".join(f"{row.mean('simulated'):.4g}" for row in rows if row.case["averaging"] == FREE)
+    return worst < 4.5, f"{in_words}; off by {worst:.1f} standard errors at worst (test: 4.5)"
 
 
 ITEM = Item(
@@ -70,11 +70,11 @@ ITEM = Item(
     ),
     panels=(
         Lines(
-            "tau",
-            ("simulated", "closed form"),
-            "tau, local steps",
-            "seconds a step",
-            "periodic averaging",
+            over="tau",
+            numbers=("simulated", "closed form"),
+            x="tau, local steps",
+            y="seconds a step",
+            title="periodic averaging",
             log="x",
             by="averaging",
             of={"what": "tau"},

@@ -78,10 +78,10 @@ def _knowing(t: Table) -> tuple[bool, str]:
         name: [t.mean("attacked", code=name, knows=knows) for knows in ("code", "overlaps", "nothing")]
         for name in ("FRC", "SBC")
     }
-    shown = "; ".join(f"{name} {' / '.join(f'{value:.3f}' for value in values)}" for name, values in pairs.items())
+    in_words = "; ".join(f"{name} {' / '.join(f'{value:.3f}' for value in values)}" for name, values in pairs.items())
     sees = all(values[1] > SEES * values[2] and values[0] >= values[1] for values in pairs.values())
     return sees and pairs["SBC"][1] < pairs["FRC"][1], (
-        f"code / overlaps / nothing: {shown} (test: seeing overlaps does more than {SEES} times the harm of seeing "
+        f"code / overlaps / nothing: {in_words} (test: seeing overlaps does more than {SEES} times the harm of seeing "
         "nothing, and knowing the code no less)"
     )
 
@@ -109,11 +109,11 @@ ITEM = Item(
     panels=(
         *(
             Lines(
-                "share",
-                (decoder,),
-                "share of stragglers",
-                "error per partition",
-                f"{decoder} decoding, load 10",
+                over="share",
+                numbers=(decoder,),
+                x="share of stragglers",
+                y="error per partition",
+                title=f"{decoder} decoding, load 10",
                 by="code",
                 log="y",
                 of={"load": 10},

@@ -65,8 +65,8 @@ def _as_hard_as_detection(t: Table) -> tuple[bool, str]:
     rows = list(t.where(knows="overlaps"))
     ratios = [row.mean("error") / t.mean("error", inside=row.case["inside"], knows="nothing") for row in rows]
     slope = float(np.corrcoef([row.case["inside"] for row in rows], ratios)[0, 1])
-    shown = f"{ratios[0]:.1f} to {ratios[-1]:.1f} times the error of random stragglers"
-    return slope > 0.7 and ratios[-1] > 1.5 * ratios[0], f"{shown}, correlation {slope:.2f} (test: 1.5 times, 0.7)"
+    in_words = f"{ratios[0]:.1f} to {ratios[-1]:.1f} times the error of random stragglers"
+    return slope > 0.7 and ratios[-1] > 1.5 * ratios[0], f"{in_words}, correlation {slope:.2f} (test: 1.5 times, 0.7)"
 
 
 ITEM = Item(
@@ -86,20 +86,20 @@ ITEM = Item(
     ),
     panels=(
         Lines(
-            "inside",
-            ("error",),
-            "chance of a partition of the own block",
-            "error per partition",
-            "the adversary knows (code: at least)",
+            over="inside",
+            numbers=("error",),
+            x="chance of a partition of the own block",
+            y="error per partition",
+            title="the adversary knows (code: at least)",
             by="knows",
             marks=((detectable_from(), "detectable from here (large graphs)"),),
         ),
         Lines(
-            "inside",
-            ("in one block",),
-            "chance of a partition of the own block",
-            "share of those chosen",
-            "chosen from one block",
+            over="inside",
+            numbers=("in one block",),
+            x="chance of a partition of the own block",
+            y="share of those chosen",
+            title="chosen from one block",
             by="knows",
             marks=((detectable_from(), "detectable from here (large graphs)"),),
         ),

@@ -55,17 +55,17 @@ def table(lab: Lab) -> Table:
     return lab.measure(measure, cases(where=list(RATIOS), kind=["gc", "m-sgc", "frc"]))
 
 
-def _sooner(where: str) -> Criterion:
+def _sooner(condition: str) -> Criterion:
     def here(t: Table) -> tuple[bool, str]:
-        coded, sequential = (t.mean("seconds", where=where, kind=kind) for kind in ("gc", "m-sgc"))
+        coded, sequential = (t.mean("seconds", where=condition, kind=kind) for kind in ("gc", "m-sgc"))
         gain = 100.0 * (1.0 - sequential / coded)
         return sequential < coded, f"M-SGC {sequential:.1f} s, GC {coded:.1f} s: {gain:+.0f} %"
 
-    return Criterion(f"M-SGC is sooner than the best gradient code where {where}", "sooner", here)
+    return Criterion(f"M-SGC is sooner than the best gradient code where {condition}", "sooner", here)
 
 
 def _unlisted(t: Table) -> tuple[bool, str]:
-    pairs = [[t.mean("seconds", where=where, kind=kind) for kind in ("m-sgc", "frc")] for where in RATIOS]
+    pairs = [[t.mean("seconds", where=condition, kind=kind) for kind in ("m-sgc", "frc")] for condition in RATIOS]
     return all(a < b for a, b in pairs), "; ".join(f"M-SGC {a:.1f} s, FRC {b:.1f} s" for a, b in pairs)
 
 
@@ -81,8 +81,8 @@ ITEM = Item(
         Criterion("no code is sooner (the paper leaves out FRC that ends when decodable)", "M-SGC first", _unlisted),
     ),
     panels=tuple(
-        Bars("seconds", "wall-clock seconds", where, label=lambda case: str(case["kind"]), of={"where": where})
-        for where in RATIOS
+        Bars("seconds", "wall-clock seconds", condition, label=lambda case: str(case["kind"]), of={"where": condition})
+        for condition in RATIOS
     ),
     columns=("where", "kind", "seconds", "planned", "floor"),
     differs="32 processes on one machine with injected bursts in place of 256 serverless workers",

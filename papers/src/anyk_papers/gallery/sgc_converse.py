@@ -86,8 +86,8 @@ def _above(t: Table) -> tuple[bool, str]:
 def _vanishes(t: Table) -> tuple[bool, str]:
     last = {few: [row.mean("gap times W") for row in t.where(**{"lambda": few})][-2:] for few in LAMBDAS}
     flat = all(abs(b / a - 1.0) < 0.05 for a, b in last.values())
-    shown = "; ".join(f"lambda = {few}: {a:.4f}, {b:.4f}" for few, (a, b) in last.items())
-    return flat, f"gap times W at the two longest windows, {shown} (test: within 5 %)"
+    in_words = "; ".join(f"lambda = {few}: {a:.4f}, {b:.4f}" for few, (a, b) in last.items())
+    return flat, f"gap times W at the two longest windows, {in_words} (test: within 5 %)"
 
 
 ITEM = Item(
@@ -103,9 +103,33 @@ ITEM = Item(
         Criterion("the gap to the bound vanishes as 1/W", "O(1/W)", _vanishes),
     ),
     panels=(
-        Lines("W", ("load", "bound"), "window W (rounds)", "load", "lambda = 4", log="x", of={"lambda": 4}),
-        Lines("W", ("load", "bound"), "window W (rounds)", "load", "lambda = 12", log="x", of={"lambda": 12}),
-        Lines("W", ("gap times W",), "window W (rounds)", "(load - bound) W", "the gap", log="x", by="lambda"),
+        Lines(
+            over="W",
+            numbers=("load", "bound"),
+            x="window W (rounds)",
+            y="load",
+            title="lambda = 4",
+            log="x",
+            of={"lambda": 4},
+        ),
+        Lines(
+            over="W",
+            numbers=("load", "bound"),
+            x="window W (rounds)",
+            y="load",
+            title="lambda = 12",
+            log="x",
+            of={"lambda": 12},
+        ),
+        Lines(
+            over="W",
+            numbers=("gap times W",),
+            x="window W (rounds)",
+            y="(load - bound) W",
+            title="the gap",
+            log="x",
+            by="lambda",
+        ),
     ),
     columns=("lambda", "W", "load", "bound", "counted", "gap times W", "seconds a round"),
     differs="the bound is derived here from a periodic pattern: lambda workers straggle for B rounds, nobody for "

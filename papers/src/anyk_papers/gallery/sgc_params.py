@@ -45,12 +45,12 @@ def table(lab: Lab) -> Table:
 
 
 def _ahead(t: Table) -> tuple[bool, str]:
-    shown, ahead = [], True
+    sentences, ahead = [], True
     for jobs in PROBES:
         seconds = {kind: t.mean("seconds", slope="the authors'", jobs=jobs, kind=kind) for kind in KINDS.values()}
         ahead &= all(seconds[kind] < seconds["no coding"] for kind in ("GC", "SR-SGC", "M-SGC"))
-        shown.append(f"J = {jobs}: " + ", ".join(f"{kind} {value:.4g}" for kind, value in seconds.items()))
-    return ahead, "; ".join(shown)
+        sentences.append(f"J = {jobs}: " + ", ".join(f"{kind} {value:.4g}" for kind, value in seconds.items()))
+    return ahead, "; ".join(sentences)
 
 
 def _unlisted(t: Table) -> tuple[bool, str]:

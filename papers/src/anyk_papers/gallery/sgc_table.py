@@ -107,10 +107,10 @@ ITEM = Item(
     ),
     panels=(
         Curves(
-            "jobs",
-            "virtual seconds",
-            "jobs finished",
-            "progress, the authors' slope",
+            curve="jobs",
+            x="virtual seconds",
+            y="jobs finished",
+            title="progress, the authors' slope",
             label=_label,
             steps=True,
             of={"slope": "the authors' 2.2013"},

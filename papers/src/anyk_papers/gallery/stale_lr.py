@@ -60,8 +60,8 @@ def table(lab: Lab) -> Table:
 
 def _stable(t: Table) -> tuple[bool, str]:
     pairs = [[t.mean("loss", P=P, rate=8.0, rule=rule) for rule in RULES] for P in (8, 30)]
-    shown = "; ".join(f"P = {P}: {a:.2g} and {b:.2g}" for P, (a, b) in zip((8, 30), pairs, strict=True))
-    return all(a > 1.0 > b for a, b in pairs), f"loss at the end, constant and adaptive, {shown}"
+    in_words = "; ".join(f"P = {P}: {a:.2g} and {b:.2g}" for P, (a, b) in zip((8, 30), pairs, strict=True))
+    return all(a > 1.0 > b for a, b in pairs), f"loss at the end, constant and adaptive, {in_words}"
 
 
 def _costs(t: Table) -> tuple[bool, str]:
@@ -84,10 +84,10 @@ ITEM = Item(
     ),
     panels=tuple(
         Curves(
-            "loss",
-            "virtual seconds",
-            "loss (cut off at 1000)",
-            f"{P} workers",
+            curve="loss",
+            x="virtual seconds",
+            y="loss (cut off at 1000)",
+            title=f"{P} workers",
             log="y",
             of={"P": P},
             label=lambda case: f"{case['rate']:g} x limit, {case['rule']}",

@@ -44,17 +44,17 @@ ITEM = Item(
     table=table,
     claims=(
         Ratio(
-            "the longest task takes 8 times the median (in the trace where it takes longest)",
-            8.0,
-            lambda t: max(row.mean("longest over median") for row in t),
-            " times",
+            text="the longest task takes 8 times the median (in the trace where it takes longest)",
+            paper=8.0,
+            here=lambda t: max(row.mean("longest over median") for row in t),
+            unit=" times",
             within=0.07,
             reason="one digit is printed, 7.5 to 8.5",
         ),
     ),
     panels=(
-        Curves("workers", "mean time of a worker / median", "share of workers", "workers"),
-        Curves("tasks", "time of a task / median", "share of tasks", "tasks of all rounds", log="x"),
+        Curves(curve="workers", x="mean time of a worker / median", y="share of workers", title="workers"),
+        Curves(curve="tasks", x="time of a task / median", y="share of tasks", title="tasks of all rounds", log="x"),
     ),
     columns=(
         "trace",

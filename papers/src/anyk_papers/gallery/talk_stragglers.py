@@ -96,10 +96,10 @@ ITEM = Item(
     panels=(
         *(
             Curves(
-                "auc",
-                "virtual seconds",
-                "AUC on held-out rows",
-                name,
+                curve="auc",
+                x="virtual seconds",
+                y="AUC on held-out rows",
+                title=name,
                 log="x",
                 of={"stragglers": name},
                 label=lambda case: str(case["strategy"]),

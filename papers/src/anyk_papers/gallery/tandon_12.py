@@ -72,7 +72,7 @@ ITEM = Item(
         Criterion("ignoring stragglers loses accuracy", "generalises worse", _ignoring),
     ),
     panels=(
-        Curves("loss", "virtual seconds", "loss", "loss against time", log="xy"),
+        Curves(curve="loss", x="virtual seconds", y="loss", title="loss against time", log="xy"),
         Bars("seconds a step", "seconds an iteration", "time of an iteration"),
     ),
     columns=("strategy", "seconds a step", "to 0.93", "loss", "accuracy"),

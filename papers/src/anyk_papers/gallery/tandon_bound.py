@@ -62,14 +62,13 @@ def _above_bound(t: Table) -> tuple[bool, str]:
 
 def _attained(t: Table) -> tuple[bool, str]:
     rows = t.where(code="cyclic").rows
-    there = [
+    attaining = [
         row
         for row in rows
         if row.numbers.get("tolerated") == [row.case["s"]] and abs(row.mean("largest") - row.mean("bound")) < 1e-9
     ]
-    return len(there) == len(
-        rows
-    ), f"cyclic repetition attains it for {len(there)} of {len(rows)} numbers of stragglers"
+    in_words = f"cyclic repetition attains it for {len(attaining)} of {len(rows)} numbers of stragglers"
+    return len(attaining) == len(rows), in_words
 
 
 ITEM = Item(
@@ -83,7 +82,9 @@ ITEM = Item(
         Criterion("no code has a load below (s + 1) / n", "lower bound", _above_bound),
         Criterion("it is attained for every s", "cyclic repetition", _attained),
     ),
-    panels=(Lines("s", ("load",), "stragglers tolerated, s", "mean load, share of the data", by="code"),),
+    panels=(
+        Lines(over="s", numbers=("load",), x="stragglers tolerated, s", y="mean load, share of the data", by="code"),
+    ),
     columns=("code", "s", "tolerated", "load", "largest", "bound"),
     differs="nothing",
 )

@@ -60,9 +60,9 @@ def shares(times: ArrayLike) -> Floats:
     excess = np.where(finite, np.maximum(ordered - lower_median(table)[:, None], 0.0), 0.0)
     steps = np.diff(excess, axis=1, prepend=0.0)
     behind = finite.sum(axis=1)[:, None] - np.arange(table.shape[1])
-    part = np.where(finite, np.cumsum(steps / np.maximum(behind, 1), axis=1), 0.0)
+    by_rank = np.where(finite, np.cumsum(steps / np.maximum(behind, 1), axis=1), 0.0)
     result = np.zeros_like(table)
-    np.put_along_axis(result, order, part, axis=1)
+    np.put_along_axis(result, order, by_rank, axis=1)
     return result
 
 
@@ -92,9 +92,9 @@ def _factors(ratios: Floats) -> Floats:
     """Return each worker's median ratio over that of the (lower) median worker; 1 for a worker without any."""
     medians = np.ones(ratios.shape[1])
     for i, column in enumerate(ratios.T):
-        known = column[np.isfinite(column) & (column > 0)]
-        if len(known):
-            medians[i] = float(np.median(known))
+        measured = column[np.isfinite(column) & (column > 0)]
+        if len(measured):
+            medians[i] = float(np.median(measured))
     return medians / float(np.quantile(medians, 0.5, method="lower"))
 
 
@@ -228,20 +228,20 @@ def outliers(totals: Floats) -> Flags:
     roots = np.sqrt(totals + 0.1 * np.median(totals))
     order = np.argsort(-roots, kind="stable")
     ordered, count = roots[order], 0
-    for place in range(1, min((workers - 1) // 2, max(4, workers // 4)) + 1):
-        rest = ordered[place:]
-        size = len(rest)
-        spread = float(rest.std(ddof=1)) * float(np.sqrt(1.0 + 1.0 / size))
-        excess = float(ordered[place - 1] - rest.mean())
+    for number in range(1, min((workers - 1) // 2, max(4, workers // 4)) + 1):
+        others = ordered[number:]
+        size = len(others)
+        spread = float(others.std(ddof=1)) * float(np.sqrt(1.0 + 1.0 / size))
+        excess = float(ordered[number - 1] - others.mean())
         chance = (size + 1) * float(stats.t.sf(excess / max(spread, 1e-300), size - 1))
         if workers >= _TAILED:
-            upper = -np.diff(rest[: size // 2 + 1])
-            ahead = float(ordered[place - 1] - rest[0]) / max(
+            upper = -np.diff(others[: size // 2 + 1])
+            ahead = float(ordered[number - 1] - others[0]) / max(
                 float((upper * np.arange(1, len(upper) + 1)).mean()), 1e-300
             )
             chance = max(chance, (1.0 + ahead / len(upper)) ** -len(upper))
         if excess > 1e-12 and chance < _OUTLIER:
-            count = place
+            count = number
     flags = np.zeros(workers, dtype=bool)
     flags[order[:count]] = True
     return flags
@@ -250,7 +250,7 @@ def outliers(totals: Floats) -> Flags:
 def _exceed_shuffles(costs: Floats, lasting: Persistence, generator: np.random.Generator) -> Flags:
     """Return which workers' totals exceed the largest totals after shuffling costs among workers within blocks."""
     length, factor, _ = lasting
-    blocks = np.stack([part.sum(axis=0) for part in np.array_split(costs, len(costs) // length)])
+    blocks = np.stack([block.sum(axis=0) for block in np.array_split(costs, len(costs) // length)])
     largest = [generator.permuted(blocks, axis=1).sum(axis=0).max() for _ in range(_COST_SHUFFLES)]
     total = costs.sum(axis=0)
     mean = total.mean()
@@ -318,16 +318,16 @@ def drifts(times: Floats) -> bool:
     if stats.t.sf(abs(changes.mean()) / max(spread, 1e-300), len(changes) - 1) > _DRIFT_CHANCE / 2:
         return False
     medians = np.log(np.maximum(lower_median(times), 1e-12))
-    at = np.arange(rounds) - (rounds - 1) / 2
-    slope = float(at @ medians) / float(at @ at)
-    residual = medians - medians.mean() - slope * at
+    centred = np.arange(rounds) - (rounds - 1) / 2
+    slope = float(centred @ medians) / float(centred @ centred)
+    residual = medians - medians.mean() - slope * centred
     power = float(residual @ residual)
     correlation = float(residual[1:] @ residual[:-1]) / power if power > 0 else 0.0
     correlation = min(0.99, max(0.0, correlation + (1.0 + 4.0 * correlation) / rounds))  # its estimate is too low
     independent = rounds * (1.0 - correlation) / (1.0 + correlation)
     if independent < 3:
         return False
-    error = np.sqrt(power / (rounds - 2) / float(at @ at) * rounds / independent)
+    error = np.sqrt(power / (rounds - 2) / float(centred @ centred) * rounds / independent)
     return bool(stats.t.sf(abs(slope) / max(error, 1e-300), independent - 2) < _DRIFT_CHANCE / 2)
 
 
@@ -402,8 +402,8 @@ def slow_kind(times: Floats) -> tuple[list[int], float] | None:
     if len(ordered) < 2:
         return None
     gaps = np.diff(np.log(ordered))
-    at = int(gaps.argmax())
-    slow = order[at + 1 :]
-    if gaps[at] < np.log(1.3) or 2 * len(slow) < len(order):
+    widest = int(gaps.argmax())
+    slow = order[widest + 1 :]
+    if gaps[widest] < np.log(1.3) or 2 * len(slow) < len(order):
         return None
-    return sorted(slow.tolist()), float(np.median(ordered[at + 1 :]) / np.median(ordered[: at + 1]))
+    return sorted(slow.tolist()), float(np.median(ordered[widest + 1 :]) / np.median(ordered[: widest + 1]))

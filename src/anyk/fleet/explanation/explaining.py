@@ -117,12 +117,12 @@ def _worker_costs(
     saved = [seconds - _seconds(strategy, at_median(times, [i])) for i in order[:_COSTLIEST]]
     return tuple(
         WorkerCost(
-            record.workers[i],
-            float(total[i]),
-            saved[rank] if rank < len(saved) else None,
-            float(slowness[i]),
-            _own_best(times[:, i]),
-            float(straggles[i]),
+            worker=record.workers[i],
+            cost_seconds=float(total[i]),
+            saves_seconds=saved[rank] if rank < len(saved) else None,
+            relative=float(slowness[i]),
+            individual=_own_best(times[:, i]),
+            straggles=float(straggles[i]),
         )
         for rank, i in enumerate(order)
     )
@@ -135,13 +135,13 @@ def _seconds(strategy: Strategy, times: Floats) -> float:
         return float(np.nanmax(times, axis=1).sum())
     if strategy.layout.workers != workers:
         raise BadInput(f"'{spec}' is for {strategy.layout.workers} workers; the record has {workers}")
-    whole = times[np.isfinite(times).all(axis=1)]
-    if not len(whole):
+    complete = times[np.isfinite(times).all(axis=1)]
+    if not len(complete):
         raise BadInput(f"simulating '{spec}' needs rounds in which every worker was measured; there is none")
-    jobs = len(whole) - strategy.facts.extra_rounds
+    jobs = len(complete) - strategy.facts.extra_rounds
     if jobs < 1:
-        raise BadInput(f"the record has too few rounds without gaps for '{spec}', {len(whole)}")
-    return float(simulate(strategy, whole, jobs=jobs)[0].sum())
+        raise BadInput(f"the record has too few rounds without gaps for '{spec}', {len(complete)}")
+    return float(simulate(strategy, complete, jobs=jobs)[0].sum())
 
 
 def at_median(times: Floats, places: Sequence[int]) -> Floats:
@@ -156,7 +156,7 @@ def at_median(times: Floats, places: Sequence[int]) -> Floats:
 
 def _own_best(times: Floats) -> float:
     """Return the median of the last quarter of a worker's times over the median of its best quarter."""
-    quarters = [float(np.median(part)) for part in np.array_split(times[np.isfinite(times)], 4) if len(part)]
+    quarters = [float(np.median(quarter)) for quarter in np.array_split(times[np.isfinite(times)], 4) if len(quarter)]
     return quarters[-1] / min(quarters) if quarters and min(quarters) > 0 else 1.0
 
 

@@ -127,8 +127,8 @@ def _costs(record: Record, explanation: Explanation) -> Iterator[str]:
     )
     if explanation.today != "uncoded":
         ahead = explanation.today_seconds < (1 - apart) * total
-        why = "; it steps before the median worker is done" if ahead else ""
-        yield f"'{explanation.today}' takes {seconds_text(explanation.today_seconds)} s for them{why}"
+        reason = "; it steps before the median worker is done" if ahead else ""
+        yield f"'{explanation.today}' takes {seconds_text(explanation.today_seconds)} s for them{reason}"
     if explanation.censored:
         level = lower_median(record.seconds)[:, None]
         cut = (np.asarray(record.censored) & (record.seconds <= level)).any()
@@ -236,8 +236,8 @@ def _savings(record: Record, explanation: Explanation) -> Iterator[str]:
                 f"mending the costliest 10 % would save {percent(joint)}"
             )
         elif explanation.today != "uncoded":
-            why = f"'{explanation.today}' does not wait for it"
-            yield f"mending {called(first.worker)} would save next to nothing: {why}"
+            reason = f"'{explanation.today}' does not wait for it"
+            yield f"mending {called(first.worker)} would save next to nothing: {reason}"
         else:
             yield f"mending {called(first.worker)} alone would save next to nothing: others are slow in the same rounds"
 
@@ -252,16 +252,16 @@ def _bursts(record: Record, explanation: Explanation, straggling: Flags) -> Iter
         yield f"no {others}worker takes more than {STRAGGLER:g} times a round's median"
         return
     length = mean_burst(passing)
-    shown = f"{length:.2g}" if length < 10 else f"{length:.0f}"
-    plural = "round" if shown == "1" else "rounds"
+    rounded = f"{length:.2g}" if length < 10 else f"{length:.0f}"
+    plural = "round" if rounded == "1" else "rounds"
     if explanation.bursty and length > 1.5:
         yield (
-            f"stragglers last {shown} {plural}, longer than chance would have it: codes that span several rounds "
+            f"stragglers last {rounded} {plural}, longer than chance would have it: codes that span several rounds "
             "(m-sgc, sr-sgc) can make use of that"
         )
     else:
         others = "other " if for_good.any() else ""
-        yield f"{others}stragglers last {shown} {plural}: coding within a round is enough"
+        yield f"{others}stragglers last {rounded} {plural}: coding within a round is enough"
 
 
 def _for_good(record: Record, explanation: Explanation, name: int | str) -> bool:
@@ -269,7 +269,7 @@ def _for_good(record: Record, explanation: Explanation, name: int | str) -> bool
     if name not in explanation.named:
         return False
     ratios = _ratios(record, name, explanation.named)
-    thirds = [part for part in np.array_split(ratios, 3) if len(part)]
+    thirds = [third for third in np.array_split(ratios, 3) if len(third)]
     return bool(
         len(ratios) and float((ratios > 1.0).mean()) >= _LASTING and all(np.median(t) > _SLIGHTLY for t in thirds)
     )
@@ -296,8 +296,8 @@ def _excess(record: Record, table: Floats, name: int | str) -> float:
     """Return the median seconds by which a worker exceeds the others' median in a table of the record."""
     i = record.workers.index(name)
     excess = table[:, i] - lower_median(np.delete(table, i, axis=1))
-    known = excess[~np.isnan(excess)]
-    return float(np.median(known)) if known.size else 0.0  # a worker that was never there with others
+    measured = excess[~np.isnan(excess)]
+    return float(np.median(measured)) if measured.size else 0.0  # a worker that was never there with others
 
 
 def _together(record: Record, explanation: Explanation) -> Iterator[str]:
@@ -310,12 +310,12 @@ def _together(record: Record, explanation: Explanation) -> Iterator[str]:
     slow = medians > _SLOW_ROUND * np.median(medians)
     waves = [(start, end) for start, end in spans(slow) if end - start >= _LONG]
     if waves:
-        where = ", ".join(f"{record.rounds[a]} to {record.rounds[b - 1]}" for a, b in waves[:4])
+        numbers = ", ".join(f"{record.rounds[a]} to {record.rounds[b - 1]}" for a, b in waves[:4])
         more = f" and {len(waves) - 4} more times" if len(waves) > 4 else ""
         if all(_all_slow(record.seconds, a, b) for a, b in waves):
-            yield f"all workers slow down together in rounds {where}{more}: no code helps there"
+            yield f"all workers slow down together in rounds {numbers}{more}: no code helps there"
         else:
-            yield f"half of the workers or more are slow at once in rounds {where}{more}: codes help little there"
+            yield f"half of the workers or more are slow at once in rounds {numbers}{more}: codes help little there"
     elif explanation.together > 0.1:
         yield (
             f"rounds whose median worker is slower than in the median round take {percent(explanation.together)} of "
@@ -326,11 +326,11 @@ def _together(record: Record, explanation: Explanation) -> Iterator[str]:
 def _all_slow(times: Floats, start: int, end: int) -> bool:
     """Return whether nearly all workers take longer in these rounds than at the median of the others."""
     outside = np.delete(times, np.arange(start, end), axis=0)
-    known = np.isfinite(outside).any(axis=0) & np.isfinite(times[start:end]).any(axis=0)
-    if not known.any():
+    measured = np.isfinite(outside).any(axis=0) & np.isfinite(times[start:end]).any(axis=0)
+    if not measured.any():
         return False
-    within = np.nanmedian(times[start:end, known], axis=0)
-    return bool((within > _SLIGHTLY * np.nanmedian(outside[:, known], axis=0)).mean() >= _NEARLY_ALL)
+    within = np.nanmedian(times[start:end, measured], axis=0)
+    return bool((within > _SLIGHTLY * np.nanmedian(outside[:, measured], axis=0)).mean() >= _NEARLY_ALL)
 
 
 def _stages(explanation: Explanation) -> Iterator[str]:

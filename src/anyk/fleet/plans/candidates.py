@@ -27,7 +27,7 @@ _MISFIT = 0.1  # largest misfit of a delay model that counts as fitting
 _TOLERANCE = 0.1  # largest relative difference between the samples of a step and the requested number
 
 
-def ignore(text: str) -> None:
+def ignore(sentence: str) -> None:
     """Ignore a sentence, if the user wants none."""
 
 
@@ -217,7 +217,7 @@ def _time(
     values; ``unbounded``: see :func:`imputations`.
     """
     rounds, measured_share = len(fleet.times), 1.0
-    measured, *extreme = (np.resize(each.durations(strategy), rounds) for each in (fleet, *continued[:1]))
+    measured, *extreme = (np.resize(reading.durations(strategy), rounds) for reading in (fleet, *continued[:1]))
     if not np.isfinite(measured).all() or measured.mean() <= 0:
         raise BadInput(f"no step of '{strategy.spec}' takes any time")
     if extreme:
@@ -226,11 +226,19 @@ def _time(
     # balance chooses shares by what it believes, which another reading may refute, or by what it finds out
     versions = dict.fromkeys((strategy, fleet.adapt(strategy)))
     readings = [
-        [float(np.resize(reading.durations(each), rounds).mean() / measured.mean()) for each in versions]
+        [float(np.resize(reading.durations(version), rounds).mean() / measured.mean()) for version in versions]
         for reading in fleet.readings
     ]
     quality = fleet.quality(strategy, size)
-    return Timed(strategy, measured, imputed, unbounded and measured_share < 1.0, measured_share, readings, quality)
+    return Timed(
+        strategy=strategy,
+        series=measured,
+        imputed=imputed,
+        unbounded=unbounded and measured_share < 1.0,
+        measured_share=measured_share,
+        readings=readings,
+        quality=quality,
+    )
 
 
 def _driver_factors(fleet: MeasuredFleet, one: Timed, today: Timed) -> list[float]:
@@ -250,7 +258,7 @@ def _driver_factors(fleet: MeasuredFleet, one: Timed, today: Timed) -> list[floa
         longest = float(fleet.seconds(loads).max(axis=1).mean())
         seconds.append(max(besides, longest) + driver * max(1.0, vectors) * fleet.crowding)
         seconds.append(besides + driver / fleet.crowding)
-    return [each / one.mean for each in seconds]
+    return [total / one.mean for total in seconds]
 
 
 def _promising(

@@ -120,7 +120,18 @@ def check(
     sentence = _sentence(promise, measured, interval)
     remarks = _remarks(promise, steps, arrived is not None)
     within = interval.holds(measured.seconds)
-    outcome = Checked(promised, interval, measured, within, None, None, None, None, sentence, remarks)
+    outcome = Checked(
+        promised=promised,
+        interval=interval,
+        measured=measured,
+        held=within,
+        parts=None,
+        broke=None,
+        replan=None,
+        added=None,
+        sentence=sentence,
+        remarks=remarks,
+    )
     if within:
         return outcome
     try:
@@ -142,8 +153,8 @@ def promise_of(run: Run) -> Promise:
     """Return the promise that a run was started with; raise :class:`~anyk.errors.BadInput` if there is none."""
     promise = run.config.plan
     if promise is None:
-        where = "the run" if run.path is None else f"the run '{run.path}'"
-        raise BadInput(f"{where} was not started with a plan; start one with: anyk train --plan plan.toml")
+        name = "the run" if run.path is None else f"the run '{run.path}'"
+        raise BadInput(f"{name} was not started with a plan; start one with: anyk train --plan plan.toml")
     return promise
 
 
@@ -182,7 +193,9 @@ class Split:
         planned = _find_record(promise.record, promise.workers, record)
         filled, driver = completed(planned), planned.driver or 0.0
         slopes = np.array(promise.slopes)
-        self.planned = MeasuredFleet(filled.times, filled.censored, promise.record.load, slopes, driver)
+        self.planned = MeasuredFleet(
+            times=filled.times, censored=filled.censored, load=promise.record.load, slope=slopes, driver=driver
+        )
         self.record = read(run)
         self.own, self.apart = self._own()
 
@@ -207,10 +220,10 @@ class Split:
     def parts(self, promised: Figures, measured: Figures) -> dict[str, float]:
         """Return the parts of measured minus promised, as :func:`check` defines them."""
 
-        def total(own: dict[str, bool]) -> float:
-            steps = measured.steps if own["steps"] else promised.steps
-            delays = self.own if own["times" if "times" in own else "delays"] else self.planned
-            load = delays if "times" in own else self.own if own["load"] else self.planned
+        def total(changed: dict[str, bool]) -> float:
+            steps = measured.steps if changed["steps"] else promised.steps
+            delays = self.own if changed["times" if "times" in changed else "delays"] else self.planned
+            load = delays if "times" in changed else self.own if changed["load"] else self.planned
             fleet = delays if load is delays else delays.growing_as(load)
             return self._pace(fleet) * steps
 
@@ -248,8 +261,8 @@ def _find_record(source: Source, workers: int, instead: str | Path | Record | No
     else:
         record = read(source.path, unit=source.unit, **columns)
     if record.digest != source.digest:
-        where = "the record given" if instead is not None else f"'{source.path or source.law}'"
-        raise BadInput(f"{where} is not the record that the plan was made from: its times have another digest")
+        name = "the record given" if instead is not None else f"'{source.path or source.law}'"
+        raise BadInput(f"{name} is not the record that the plan was made from: its times have another digest")
     return record
 
 
@@ -291,8 +304,8 @@ def _sentence(promise: Promise, measured: Figures, interval: Estimate) -> str:
 def _cause(name: str, seconds: float, steps: float) -> str:
     """Return the largest part of the difference in words."""
     slower = {"delays": ("longer", "shorter"), "load": ("longer", "less")}.get(name, ("slower", "faster"))
-    why = _WORDS[name].format(slower[0] if seconds > 0 else slower[1])
-    return f"; above all, {why} ({seconds / steps:+.3g} s a step)"
+    cause = _WORDS[name].format(slower[0] if seconds > 0 else slower[1])
+    return f"; above all, {cause} ({seconds / steps:+.3g} s a step)"
 
 
 def _plan_again(promise: Promise, split: Split, broke: str, tell: Tell | None) -> tuple[str | None, str]:

@@ -203,7 +203,7 @@ class Judgement:
         self.horizon = request.steps or rounds
         self._arrivals: dict[str, Arrival] = {}
         if goal is not None:
-            contest = Contest(fleet, timed, goal, today, request.tell)
+            contest = Contest(fleet=fleet, timed=timed, goal=goal, today=today, tell=request.tell)
             self._arrivals = contest.arrivals()
             self.omitted += tuple(contest.omitted)
             self.horizon = request.steps or max(1, round(float(np.median(self._arrivals[today].steps))))
@@ -312,18 +312,18 @@ class Judgement:
         gain = Estimate(1.0 - ratio.median, 1.0 - ratio.high, 1.0 - ratio.low)
         arrival, goal = self._arrivals.get(spec), self._goal
         choice = Choice(
-            spec,
-            spec.partition(":")[0],
-            one.exact,
-            seconds,
-            gain if i else Estimate(0.0, 0.0, 0.0),
-            float(loads_of(self.fleet.adapt(strategy)).max()),
-            probability_best,
-            shift,
-            one.measured_share,
-            self.fleet.times.shape[1] * seconds.median,
-            share_stored(strategy),
-            quality.vectors,
+            spec=spec,
+            family=spec.partition(":")[0],
+            exact=one.exact,
+            seconds_per_step=seconds,
+            gain=gain if i else Estimate(0.0, 0.0, 0.0),
+            load=float(loads_of(self.fleet.adapt(strategy)).max()),
+            probability_best=probability_best,
+            optimism=shift,
+            seen=one.measured_share,
+            worker_seconds=self.fleet.times.shape[1] * seconds.median,
+            memory=share_stored(strategy),
+            vectors=quality.vectors,
             vectors_held=vectors_held(strategy, _MOMENTUM if goal is None else goal.start.vectors),
             bytes_per_step=None if goal is None or quality.vectors is None else quality.vectors * goal.size.bytes,
             residual=quality.residual,
@@ -354,22 +354,22 @@ class Judgement:
         """Return change or nothing, the reason, and the quality of the evidence."""
         evidence: Literal["enough", "thin"] = "thin" if self.thin else "enough"
         if not self.today.measured:
-            why = f"how long steps of '{self.today.spec}' take is not known, as too many times were cut off"
-            return "nothing", why, "none"
+            reason = f"how long steps of '{self.today.spec}' take is not known, as too many times were cut off"
+            return "nothing", reason, "none"
         first, to_target = self._first, "" if self._goal is None else " to the target"
         interval = f"{100 * first.gain.low:.0f} to {100 * first.gain.high:.0f} %"
         if len(self.candidates) == 1:
-            why = f"no strategy makes steps that are worth as much as the steps of '{self.today.spec}'"
+            reason = f"no strategy makes steps that are worth as much as the steps of '{self.today.spec}'"
         elif first is self.today:
-            why = f"'{self.today.spec}' is the soonest{to_target} of {len(self.candidates)} strategies"
+            reason = f"'{self.today.spec}' is the soonest{to_target} of {len(self.candidates)} strategies"
         elif min([first.gain.low, *(self._halves if self.thin else ())]) >= _GAIN:
-            why = f"'{first.spec}' would take {100 * first.gain.median:.0f} % less{to_target} ({interval})"
-            return "change", why, evidence
+            reason = f"'{first.spec}' would take {100 * first.gain.median:.0f} % less{to_target} ({interval})"
+            return "change", reason, evidence
         else:
             doubt = f"less than {100 * _GAIN:.0f} %" if first.gain.median < _GAIN else "not sure"
             gain = f"would gain {100 * first.gain.median:.0f} %{to_target} ({interval}), which is {doubt}"
-            why = f"the best, '{first.spec}', {gain}"
-        return "nothing", why, evidence
+            reason = f"the best, '{first.spec}', {gain}"
+        return "nothing", reason, evidence
 
 
 def _between(estimate: Estimate, values: Floats, *, no_least: bool, no_most: bool) -> Estimate:
@@ -397,8 +397,8 @@ def headline(verdict: str, today: Choice) -> str:
 
 def in_short(judged: Judgement) -> str:
     """Return the advice and the reason for it."""
-    verdict, why, _ = judged.verdict()
-    return why if verdict == "change" else f"{headline(verdict, judged.today)}, {why}"
+    verdict, reason, _ = judged.verdict()
+    return reason if verdict == "change" else f"{headline(verdict, judged.today)}, {reason}"
 
 
 def gain_text(choice: Choice, today: Choice) -> str:

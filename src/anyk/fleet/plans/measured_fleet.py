@@ -158,7 +158,9 @@ class MeasuredFleet:
     def growing_as(self, other: MeasuredFleet) -> MeasuredFleet:
         """Return the fleet with its own fixed parts, and the load and slopes of another."""
         times = self.fixed + other.load * other.slopes
-        return MeasuredFleet(times, self.censored, other.load, other.slopes, self.driver)
+        return MeasuredFleet(
+            times=times, censored=self.censored, load=other.load, slope=other.slopes, driver=self.driver
+        )
 
     def adapt(self, strategy: Strategy) -> Strategy:
         """Return a strategy as it runs once it has adapted to this fleet."""
@@ -188,20 +190,20 @@ class MeasuredFleet:
         loads = loads_of(strategy)
         seconds, compute = self.seconds(loads), None
         if code is not None and code.policy().rounds != "coded":  # a part counts when it is computed
-            each = tuple((self.slopes / layout.partitions).tolist())
-            compute = Compute(0.0, each, self.driver, workers)
+            a_partition = tuple((self.slopes / layout.partitions).tolist())
+            compute = Compute(task=0.0, partition=a_partition, step=self.driver, cores=workers)
             delays = Table(np.maximum(0.0, seconds - loads * self.slopes), by="round")
         elif code is not None and code.messages > 1:  # in order, which cores do not heed
             delays = Table(seconds / [len(assigned) for assigned in layout.assignment], by="round", per="load")
         else:  # a strategy without rounds gives its workers task after task
             delays = Table(seconds, by="round" if strategy.facts.exact else "task")
         if compute is None and self.driver:
-            compute = Compute(0.0, 0.0, self.driver, workers)
+            compute = Compute(task=0.0, partition=0.0, step=self.driver, cores=workers)
         return Simulated(workers, delays=delays, compute=compute, seed=seed)
 
-    def from_round(self, part: int, parts: int) -> MeasuredFleet:
-        """Return the fleet with its rounds rotated to start at ``part / parts`` of the record."""
-        first = part * len(self.times) // parts
+    def from_round(self, number: int, parts: int) -> MeasuredFleet:
+        """Return the fleet with its rounds rotated to start at ``number / parts`` of the record."""
+        first = number * len(self.times) // parts
         fleet = self.taking(np.roll(self.times, -first, axis=0))
         return replace(fleet, censored=np.roll(self.censored, -first, axis=0))
 
@@ -209,7 +211,7 @@ class MeasuredFleet:
         """Return the composition of steps under a strategy; of steps that are not exact, by the virtual clock."""
         facts = strategy.facts
         if facts.exact and facts.vectors_sent is not None:
-            return Quality(0.0, 0.0, 1.0, facts.vectors_sent)
+            return Quality(residual=0.0, staleness=0.0, samples=1.0, vectors=facts.vectors_sent)
         log = RunLog()
         self.simulate(strategy, log)
         residual, staleness, steps = mean_update(log)
@@ -220,7 +222,9 @@ class MeasuredFleet:
             assigned = {number: sum(sizes[j] for j in work.partitions) for number, work in works(log).items()}
             used = used_works(log)
             samples = sum(count * assigned[work] for work, count in used.items()) / (sum(sizes) * steps)
-        return Quality(residual, staleness, samples, vectors_sent(log, layout.blocks, size))
+        return Quality(
+            residual=residual, staleness=staleness, samples=samples, vectors=vectors_sent(log, layout.blocks, size)
+        )
 
     def alone(self, spec: str) -> float:
         """Return the mean seconds of a step under one strategy."""
@@ -229,7 +233,9 @@ class MeasuredFleet:
     def without(self, places: Sequence[int]) -> MeasuredFleet:
         """Return the fleet without some workers."""
         times, censored = np.delete(self.times, places, axis=1), np.delete(self.censored, places, axis=1)
-        return MeasuredFleet(times, censored, self.load, np.delete(self.slopes, places), self.driver)
+        return MeasuredFleet(
+            times=times, censored=censored, load=self.load, slope=np.delete(self.slopes, places), driver=self.driver
+        )
 
 
 def loads_of(strategy: Strategy) -> Floats:
@@ -268,7 +274,7 @@ def typical_value(values: Floats) -> float:
 def _medians(values: Floats) -> tuple[Floats, float]:
     """Return the median of each column, and the variance of the medians, estimated from quarters of the rows."""
     parts = np.array_split(values, min(_QUARTERS, len(values)))
-    quarters = np.stack([np.median(part, axis=0) for part in parts])
+    quarters = np.stack([np.median(quarter, axis=0) for quarter in parts])
     quarters = quarters - np.median(quarters, axis=1)[:, None]  # a change of all columns is no difference
     noise = float(quarters.var(axis=0, ddof=1).mean() / len(parts)) if len(parts) > 1 else 0.0
     return np.median(values, axis=0), noise
@@ -304,7 +310,9 @@ def fleet_of(
         assumptions.append(f"each worker computed 1/{times.shape[1]} of the data in the record")
     slopes, assumed = _slope(record, times, other, load, unit) if slope is None else (slope, [])
     assumptions += assumed
-    fleet = MeasuredFleet(times, censored, load, slopes, record.driver or 0.0, record.crowding)
+    fleet = MeasuredFleet(
+        times=times, censored=censored, load=load, slope=slopes, driver=record.driver or 0.0, crowding=record.crowding
+    )
     readings = []
     if record.crowding > 1.0 and record.driver:
         assumptions.append(
@@ -356,7 +364,7 @@ def completed(record: Record) -> Completed:
     """
     seconds, measured, censored = record.seconds, record.measured, np.asarray(record.censored)
     if measured.all():
-        return Completed(seconds, censored, seconds, 0)
+        return Completed(times=seconds, censored=censored, absent=seconds, gaps=0)
     rows = measured.any(axis=1)
     seconds, measured, censored = seconds[rows], measured[rows], censored[rows]
     logs = np.log(np.maximum(seconds, _LEAST))
@@ -381,7 +389,7 @@ def completed(record: Record) -> Completed:
             else:
                 waiting += longest[t]
                 absent[t, worker] = waiting + its_next
-    return Completed(times, censored, np.maximum(absent, times), int((~measured).sum()))
+    return Completed(times=times, censored=censored, absent=np.maximum(absent, times), gaps=int((~measured).sum()))
 
 
 def sample_record(model: DelayModel, workers: int | None, seed: int) -> Record:
@@ -431,7 +439,7 @@ def _computing(record: Record) -> Floats | None:
     besides = [record.parts[name] for name in ("delay", "transport") if name in record.parts]
     if "compute" in record.parts or not besides:
         return record.parts.get("compute")
-    return np.maximum(0.0, record.seconds - sum(np.nan_to_num(part) for part in besides))
+    return np.maximum(0.0, record.seconds - sum(np.nan_to_num(table) for table in besides))
 
 
 def _fit_slope(times: Floats, load: float, others: Floats, other_load: float) -> float | Floats:

@@ -17,6 +17,7 @@ from anyk.delays import DelayModel, SecondsOrZero
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import at_median, explain
+from anyk.fleet.explanation.sentences import Explanation
 from anyk.fleet.plans.candidates import Request, ignore
 from anyk.fleet.plans.judging import Choice, Judgement, gain_text, headline, in_short, interval_text, pareto
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, sample_record, slowness, typical_value
@@ -35,6 +36,20 @@ LEAST_ROUNDS = 5  # of a record, in which all workers were measured
 _PROBED = 30  # rounds
 _REPAIRED = 3  # workers at most
 _MODEST = 0.25  # largest load by default if the time of computing is not known
+_PROMISED = (  # what a promise has in common with its plan
+    "horizon",
+    "verdict",
+    "evidence",
+    "why",
+    "slopes",
+    "max_load",
+    "memory",
+    "assumptions",
+    "record",
+    "target",
+    "optimizer",
+)
+_PROMISED_OF_THE_BEST = ("learning_rate", "seconds_per_step", "gain", "arrival", "steps_to_target")
 _FAR = 1000.0  # factor between the ends of an interval from which on the upper end is not printed
 
 
@@ -74,11 +89,11 @@ def advice(
     return tuple(Advice(what, gain(changed, specs[0]), gain(changed, specs[1])) for what, changed in changes)
 
 
-def repaired(fleet: MeasuredFleet, place: int) -> MeasuredFleet:
+def repaired(fleet: MeasuredFleet, column: int) -> MeasuredFleet:
     """Return the fleet with one worker at the median of the others in the rounds in which it is slower."""
     slopes = fleet.slopes.copy()
-    slopes[place] = min(slopes[place], typical_value(np.delete(slopes, place)))
-    return replace(fleet, times=at_median(fleet.times, [place]), slope=slopes)
+    slopes[column] = min(slopes[column], typical_value(np.delete(slopes, column)))
+    return replace(fleet, times=at_median(fleet.times, [column]), slope=slopes)
 
 
 def with_spares(fleet: MeasuredFleet, count: int, seed: int) -> MeasuredFleet:
@@ -89,7 +104,7 @@ def with_spares(fleet: MeasuredFleet, count: int, seed: int) -> MeasuredFleet:
     times = np.hstack([fleet.times, np.take_along_axis(relative, places, axis=1)])
     censored = np.hstack([fleet.censored, np.take_along_axis(fleet.censored, places, axis=1)])
     slopes = np.append(fleet.slopes, [typical_value(fleet.slopes)] * count)
-    return MeasuredFleet(times, censored, fleet.load, slopes, fleet.driver)
+    return MeasuredFleet(times=times, censored=censored, load=fleet.load, slope=slopes, driver=fleet.driver)
 
 
 def probe(today: Choice, choices: Iterable[Choice]) -> str | None:
@@ -166,9 +181,8 @@ class Plan:
         return Promise(
             strategy=best.spec,
             workers=self.fleet.workers,
-            **values_of(self, "horizon", "verdict", "evidence", "why", "slopes", "max_load", "memory", "assumptions"),
-            **values_of(self, "record", "target", "optimizer"),
-            **values_of(best, "learning_rate", "seconds_per_step", "gain", "arrival", "steps_to_target"),
+            **values_of(self, *_PROMISED),
+            **values_of(best, *_PROMISED_OF_THE_BEST),
             today=Today(today.spec, today.seconds_per_step, today.arrival),
         )
 
@@ -183,9 +197,9 @@ class Plan:
             seconds = choice.arrival or choice.seconds_per_step
             rows.append([choice.spec, interval_text(seconds), gain_text(choice, self.today), f"{choice.load:.3g}"])
         advice = headline(self.verdict, self.today)
-        text = f"{advice}: {self.why}; for a run of {self.horizon:,} steps; evidence: {self.evidence}"
+        sentence = f"{advice}: {self.why}; for a run of {self.horizon:,} steps; evidence: {self.evidence}"
         title = "seconds a step" if self.target is None else "seconds to the target"
-        return html.table(["strategy", title, "gain", "load"], rows) + html.text(text)
+        return html.table(["strategy", title, "gain", "load"], rows) + html.text(sentence)
 
     def report(self) -> dict[str, Any]:
         """Return the plan as plain values for JSON."""
@@ -264,7 +278,9 @@ def plan(
     >>> best.verdict, best.best.spec, round(best.best.gain.median, 3)
     ('change', 'frc:stragglers=1', 0.9)
     """
-    goal = _goal(problem, target, optimizer, lr, runs, evaluate, models)
+    goal = _goal(
+        problem=problem, target=target, optimizer=optimizer, lr=lr, runs=runs, evaluate=evaluate, models=models
+    )
     reading: ByName = {"round": round, "worker": worker, "seconds": seconds, "unit": unit}
     record = _complete_record(source, workers, seed, reading)
     if today is None:
@@ -275,13 +291,26 @@ def plan(
     if max_load is None:
         max_load = _usual_load(source, len(record.workers), slope)
     request = Request(
-        today, max_load, memory, models, steps, resamples, seed, inexact, tell or ignore, among, batch, max_staleness
+        today=today,
+        max_load=max_load,
+        memory=memory,
+        models=models,
+        steps=steps,
+        resamples=resamples,
+        seed=seed,
+        inexact=inexact,
+        tell=tell or ignore,
+        among=among,
+        batch=batch,
+        max_staleness=max_staleness,
     )
-    found = _answer(request, goal, record, source, other, slope, reading)
+    answer = _answer(
+        request=request, goal=goal, record=record, source=source, other=other, slope=slope, reading=reading
+    )
     if not isinstance(source, DelayModel):
-        return found
+        return answer
     limit = (_without_computing(source, max_load),) if unlimited and max_load < 1.0 else ()
-    return replace(found, assumptions=(*found.assumptions, *_without_mean(source, record), *limit))
+    return replace(answer, assumptions=(*answer.assumptions, *_without_mean(source, record), *limit))
 
 
 def _usual_load(source: Readable | DelayModel, workers: int, slope: float | None) -> float:
@@ -346,56 +375,76 @@ def _answer(
     """Return the plan for a request, made from the record of a source; ``other`` and ``slope``: see :func:`plan`."""
     fleet, assumptions, guessed = fleet_of(record, other, slope, reading["unit"])
     causes = explain(record, today=request.today, seed=request.seed)
-    if causes.drifts and not 1 / attribution.DRIFT < causes.drift < attribution.DRIFT:
-        change = f"the last quarter of its rounds takes {causes.drift:.2g} times as long as the first"
-        assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
+    assumptions += _drift(causes)
     judged = Judgement(fleet, request, goal)
     assumptions += judged.omitted
     if guessed and (goal is None or judged.today.exact):
         half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(request, inexact=False, tell=ignore), None)
         among_all = "" if goal is None else ", among exact steps"
         assumptions.append(f"if only half of that time is computing{among_all}: {in_short(half)}")
-    places = [record.workers.index(cost.worker) for cost in causes.workers]
-    named = [place for place in places if record.workers[place] in causes.named]
-    specs = judged.today.spec, judged.best.spec
-    path = source.path if isinstance(source, Run) else source if isinstance(source, str | Path) else None
+    verdict, reason, evidence = judged.verdict()
+    costliest_first = [record.workers.index(cost.worker) for cost in causes.workers]
+    named = [column for column in costliest_first if record.workers[column] in causes.named]
     return Plan(
-        *judged.verdict(),
-        judged.horizon,
-        tuple(assumptions),
-        judged.today,
-        judged.best,
-        judged.candidates,
-        judged.others,
-        advice(fleet, record.workers, places[0], named or places[:1], specs, request.seed),
-        probe(judged.today, judged.others),
-        Source(
+        verdict=verdict,
+        why=reason,
+        evidence=evidence,
+        horizon=judged.horizon,
+        assumptions=tuple(assumptions),
+        today=judged.today,
+        best=judged.best,
+        candidates=judged.candidates,
+        others=judged.others,
+        advice=advice(
+            fleet=fleet,
+            names=record.workers,
+            costliest=costliest_first[0],
+            named=named or costliest_first[:1],
+            specs=(judged.today.spec, judged.best.spec),
+            seed=request.seed,
+        ),
+        probe=probe(judged.today, judged.others),
+        record=Source(
             digest=record.digest,
             load=fleet.load,
             block=judged.block,
             censored=record.cut,
-            path=None if path is None else str(Path(path).expanduser().absolute()),
-            **({} if path is None else reading),
-            law=source.spec if isinstance(source, DelayModel) else None,
             seed=request.seed,
+            **_origin(source, reading),
         ),
-        FleetSummary(
-            len(record.workers),
-            len(fleet.times),
-            [cost.worker for cost in causes.workers[:5]],
-            list(causes.named),
-            causes.mean_burst,
-            causes.apart,
-            record.driver,
+        fleet=FleetSummary(
+            workers=len(record.workers),
+            rounds=len(fleet.times),
+            slowest=[cost.worker for cost in causes.workers[:5]],
+            named=list(causes.named),
+            mean_burst=causes.mean_burst,
+            apart=causes.apart,
+            driver=record.driver,
         ),
-        tuple(fleet.slopes.tolist()),
-        request.max_load,
-        request.memory,
+        slopes=tuple(fleet.slopes.tolist()),
+        max_load=request.max_load,
+        memory=request.memory,
         metric=None if goal is None else goal.problem.metric,
         target=None if goal is None else goal.target,
         optimizer=None if goal is None else goal.optimizer,
         read_as="" if isinstance(source, DelayModel) else record.summary,
     )
+
+
+def _drift(causes: Explanation) -> list[str]:
+    """Return an assumption about a fleet that becomes slower or faster by more than a little."""
+    if not causes.drifts or 1 / attribution.DRIFT < causes.drift < attribution.DRIFT:
+        return []
+    change = f"the last quarter of its rounds takes {causes.drift:.2g} times as long as the first"
+    return [f"the fleet will be as it was on average, though it drifts: {change}"]
+
+
+def _origin(source: Readable | DelayModel, reading: ByName) -> ByName:
+    """Return where a record comes from, for :class:`Source`: a path with its columns, a delay law, or neither."""
+    if isinstance(source, DelayModel):
+        return {"law": source.spec}
+    path = source.path if isinstance(source, Run) else source if isinstance(source, str | Path) else None
+    return {} if path is None else {"path": str(Path(path).expanduser().absolute()), **reading}
 
 
 def _goal(
@@ -425,6 +474,6 @@ def _goal(
             "a plan makes hundreds of short runs, each with its own process to evaluate; leave where=aside out"
         )
     plain, rate = (None, lr) if optimizer is None else split_rate(optimizer, lr)
-    goal = Goal(problem, target, plain, rate, runs, evaluate)
+    goal = Goal(problem=problem, target=target, optimizer=plain, lr=rate, runs=runs, evaluate=evaluate)
     _ = goal.start  # raises BadInput without a learning rate
     return goal

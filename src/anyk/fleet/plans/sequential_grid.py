@@ -8,7 +8,7 @@ only the cut-off moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,7 +95,7 @@ class TraceGrid:
         """Return no coding: every round waits for all."""
         shift = self._shift(1.0 / self.workers)
         seconds = sum(max(LEAST_SECONDS, self._known.rows[t][0][-1] + shift) for t in range(self.jobs))
-        return Candidate("uncoded", 1.0 / self.workers, 0, seconds, self.jobs, self.jobs)
+        return Candidate(spec="uncoded", load=1.0 / self.workers, T=0, seconds=seconds, waits=self.jobs, jobs=self.jobs)
 
     def repetition(self, s: int) -> Candidate:
         """Return ``frc``, whose rounds end when each group of at least s + 1 workers has one reply."""
@@ -118,19 +118,19 @@ class TraceGrid:
         spec = f"m-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
         if lambda_ < n:
             groups, coded = self._inner(lambda_, end, inner)
-            own = lambda_ + 1
-            parts = n * (B + (W - 1) * own)
-            load = ((W - 1) * own + B * max(own, round(coded * n))) / parts
+            copies = lambda_ + 1
+            parts = n * (B + (W - 1) * copies)
+            load = ((W - 1) * copies + B * max(copies, round(coded * n))) / parts
         else:
             groups, load = [], (W - 1 + B) / (n * (W - 1))
         T = W - 2 + B
-        model = Tolerance(lambda_, groups, B, W)
+        model = Tolerance(most=lambda_, groups=groups, B=B, W=W)
         decided = replay_rounds(self._known, self.jobs + T, model, end, self._shift(load))
         return self._added(spec, load, T, decided)
 
     def selective(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
         """Return ``sr-sgc``."""
-        s = -(-B * lambda_ // (W - 1 + B))
+        s = _selective_stragglers(B, W, lambda_)
         spec = f"sr-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
         groups, load = self._inner(s, end, inner)
         decided = replay_selective(
@@ -155,7 +155,7 @@ class TraceGrid:
         for duration, waited in decided:
             seconds += duration
             waits += waited
-        return Candidate(spec, load, T, seconds, waits, self.jobs)
+        return Candidate(spec=spec, load=load, T=T, seconds=seconds, waits=waits, jobs=self.jobs)
 
     # ------------------------------------------------------------------------------------------- the grid
 
@@ -165,35 +165,54 @@ class TraceGrid:
         ``published``: only as the authors define them, ``end=cutoff`` and stragglers counted by their number, besides
         ``frc``. Otherwise with both rules, and with groups, once for each number of groups.
         """
-        yield self.uncoded()
-        n, most = self.workers, min(most_delay, self.rounds - self.jobs)
+        most = min(most_delay, self.rounds - self.jobs)
         ends: tuple[End, ...] = ("cutoff",) if published else ("cutoff", "decodable")
-        sizes = sorted({n // groups for groups in range(1, n // 2 + 1)})  # of the smallest group
+        sizes = sorted({self.workers // groups for groups in range(1, self.workers // 2 + 1)})  # of the smallest group
+        yield self.uncoded()
         for size in sizes:
             yield self.repetition(size - 1)
-        if published:
-            sizes = []
-        for s in range(n):
+        for s in range(self.workers):
             yield self.gradient_coding(s, end=ends[-1])
+        grouped = [] if published else sizes
+        yield from self._all_selective(most, ends, grouped)
+        yield from self._all_multiplexed(most, ends, grouped)
+
+    def _counts_workers(self, stragglers: int, end: End) -> bool:
+        """Return whether stragglers are counted by their number: else their groups count, once for each size."""
+        return end == "cutoff" or self.workers % (stragglers + 1) != 0
+
+    def _all_selective(self, most: int, ends: Sequence[End], sizes: Sequence[int]) -> Iterator[Candidate]:
+        """Yield ``sr-sgc`` with all parameters that delay jobs by ``most`` rounds, then with groups of ``sizes``."""
         for B in range(1, most + 1):
             for W in range(B + 1, min(self.jobs, _WINDOW) + 1, B):
-                for lambda_ in range(1, n + 1):
-                    s = -(-B * lambda_ // (W - 1 + B))
-                    for end in ends if s < n else ():
-                        if end == "cutoff" or n % (s + 1):  # else groups count: below, once
-                            yield self.selective(B, W, lambda_, end=end)
+                for lambda_ in range(1, self.workers + 1):
+                    s = _selective_stragglers(B, W, lambda_)
+                    if s < self.workers:
+                        for end in ends:
+                            if self._counts_workers(s, end):
+                                yield self.selective(B, W, lambda_, end=end)
             for size in sizes:
-                for end in ends if 2 * (size - 1) <= n else ():
-                    yield self.selective(B, B + 1, 2 * (size - 1), end=end, inner="frc")
+                lambda_ = 2 * (size - 1)
+                if lambda_ <= self.workers:
+                    for end in ends:
+                        yield self.selective(B, B + 1, lambda_, end=end, inner="frc")
+
+    def _all_multiplexed(self, most: int, ends: Sequence[End], sizes: Sequence[int]) -> Iterator[Candidate]:
+        """Yield ``m-sgc`` with all parameters that delay jobs by ``most`` rounds, and with groups of ``sizes``."""
         for W in range(2, most + 2):
             for B in range(1, min(W - 1, most + 2 - W) + 1):
-                for lambda_ in range(1, n + 1):
+                for lambda_ in range(1, self.workers + 1):
                     for end in ends:
-                        if end == "cutoff" or n % (lambda_ + 1):
+                        if self._counts_workers(lambda_, end):
                             yield self.multiplexed(B, W, lambda_, end=end)
                 for size in sizes:
                     for end in ends:
                         yield self.multiplexed(B, W, size - 1, end=end, inner="frc")
+
+
+def _selective_stragglers(B: int, W: int, lambda_: int) -> int:
+    """Return the stragglers of the code within a job of SR-SGC."""
+    return -(-B * lambda_ // (W - 1 + B))
 
 
 @typed

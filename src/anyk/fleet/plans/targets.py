@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -150,17 +151,7 @@ class Contest:
         """
         contestants = self._contestants()
         self.tell(f"training to the target: {count_strategies(len(contestants))}, in at most {self.goal.runs} runs")
-        seconds = _FIRST_STEPS * max(self._pace[spec] for spec in contestants)
-        outcomes = {spec: self._search_rate(spec, seconds) for spec in contestants}
-        while not any(outcome.kind == _REACHED for outcome in outcomes.values()):
-            if seconds > LIMIT * max(self._pace[spec] for spec in contestants) or self._runs < len(contestants) * (
-                SEEDS + 2
-            ):
-                raise BadInput(self._failure(outcomes, seconds))
-            contestants = self._better_half(outcomes)
-            seconds *= _GROWTH
-            self.tell(f"{count_strategies(len(contestants))} for {seconds:.3g} s")
-            outcomes = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in contestants}
+        outcomes = self._until_one_arrives(contestants)
         seconds = _PATIENCE * min(outcome.value for outcome in outcomes.values() if outcome.kind == _REACHED)
         if not seconds:
             reached = f"{self.goal.problem.metric} {self.goal.target:g}"
@@ -168,22 +159,50 @@ class Contest:
         contestants = self._better_half(outcomes)
         self.tell(f"{count_strategies(len(contestants))} for {seconds:.3g} s, and with other seeds")
         final = {spec: self._search_rate(spec, seconds) for spec in sorted(contestants, key=outcomes.__getitem__)}
-        today, patience = self._contestant_of(self.today), seconds
-        while final[today].kind != _REACHED and patience < _TODAY_PATIENCE * seconds:  # gains are relative to today's
-            patience *= _GROWTH
-            final[today] = self._search_rate(today, patience)
+        patience = self._wait_for_today(final, seconds)
+        today = self._contestant_of(self.today)
         arrived = sorted((spec for spec in contestants if final[spec].kind == _REACHED), key=final.__getitem__)
         arrivals = {spec: self._arrival(spec, _SEED_PATIENCE * seconds) for spec in arrived if spec != today}
         if final[today].kind == _REACHED:
             arrivals[today] = self._arrival(today, _SEED_PATIENCE * patience, required=True)
         else:
-            self.omitted.append(
-                f"'{self.today}' had not reached the target after {patience:.3g} s: gains are at least as stated"
-            )
-            steps = patience / self._pace[today]
-            rate = self._learning_rate(self._rates[today])
-            arrivals[today] = Arrival(rate, np.full(SEEDS, patience), np.full(SEEDS, steps))
-        by_spec = {}  # of all strategies that the contestants represent
+            arrivals[today] = self._never_arrived(today, patience)
+        return self._by_strategy(arrivals)
+
+    def _until_one_arrives(self, contestants: list[str]) -> dict[str, _Outcome]:
+        """Return the outcomes of the last rung, each with the better half of the one before, until one arrives."""
+        seconds = _FIRST_STEPS * max(self._pace[spec] for spec in contestants)
+        outcomes = {spec: self._search_rate(spec, seconds) for spec in contestants}
+        while not any(outcome.kind == _REACHED for outcome in outcomes.values()):
+            too_long = seconds > LIMIT * max(self._pace[spec] for spec in contestants)
+            if too_long or self._runs < len(contestants) * (SEEDS + 2):
+                raise BadInput(self._failure(outcomes, seconds))
+            contestants = self._better_half(outcomes)
+            seconds *= _GROWTH
+            self.tell(f"{count_strategies(len(contestants))} for {seconds:.3g} s")
+            outcomes = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in contestants}
+        return outcomes
+
+    def _wait_for_today(self, final: dict[str, _Outcome], seconds: float) -> float:
+        """Train today's strategy for longer, as gains are relative to it, and return for how long."""
+        today, patience = self._contestant_of(self.today), seconds
+        while final[today].kind != _REACHED and patience < _TODAY_PATIENCE * seconds:
+            patience *= _GROWTH
+            final[today] = self._search_rate(today, patience)
+        return patience
+
+    def _never_arrived(self, today: str, patience: float) -> Arrival:
+        """Return lower bounds as the arrival of today's strategy."""
+        self.omitted.append(
+            f"'{self.today}' had not reached the target after {patience:.3g} s: gains are at least as stated"
+        )
+        steps = patience / self._pace[today]
+        rate = self._learning_rate(self._rates[today])
+        return Arrival(rate, np.full(SEEDS, patience), np.full(SEEDS, steps))
+
+    def _by_strategy(self, arrivals: Mapping[str, Arrival | None]) -> dict[str, Arrival]:
+        """Return the arrivals of all strategies that the contestants represent."""
+        by_spec = {}
         for spec, pace in self._pace.items():
             arrival = arrivals.get(self._contestant_of(spec))
             if arrival is not None:
@@ -199,20 +218,20 @@ class Contest:
 
     def _search_rate(self, spec: str, seconds: float) -> _Outcome:
         """Search the best learning rate, starting at the last rate, until the rates on both sides are worse."""
-        at = self._rates[spec]
-        best = self._run(spec, at, 0, seconds)
+        exponent = self._rates[spec]
+        best = self._run(spec, exponent, 0, seconds)
         if self._base is None:
             return best
         for step in (1, -1):
-            start = at
-            while abs(at + step) <= _MOST_DOUBLINGS and self._runs > SEEDS:
-                other = self._run(spec, at + step, 0, seconds)
+            start = exponent
+            while abs(exponent + step) <= _MOST_DOUBLINGS and self._runs > SEEDS:
+                other = self._run(spec, exponent + step, 0, seconds)
                 if other[:2] >= best[:2]:
                     break
-                best, at = other, at + step
-            if at != start:
+                best, exponent = other, exponent + step
+            if exponent != start:
                 break  # the rates on the other side are known to be worse
-        self._rates[spec] = at
+        self._rates[spec] = exponent
         return best
 
     def _arrival(self, spec: str, seconds: float, *, required: bool = False) -> Arrival | None:

@@ -34,8 +34,8 @@ def is_json(file: Path) -> bool:
     try:
         if _is_pickle(file):
             return True  # read_json says what to do instead
-        with open_packed(file, limit(file)) as text:
-            head = text.read(256).lstrip()
+        with open_packed(file, limit(file)) as opened:
+            head = opened.read(256).lstrip()
     except (BadInput, UnicodeDecodeError, OSError):
         return False
     return head.startswith(("{", "[")) and not re.match(r'\{\s*"Event"\s*:', head)
@@ -58,51 +58,68 @@ def read_json(file: Path, max_gb: float | None) -> Record | Table:
             "can run code; write JSON instead, by torch._C._distributed_c10d._dump_nccl_trace_json() on each rank"
         )
     content = _content(file, max_gb)
-    if isinstance(content, dict) and isinstance(content.get("traceEvents"), list):
+    if isinstance(content, dict):
+        return _of_object(file, content)
+    if content and all(isinstance(row, list) for row in content):
+        raise BadInput(f"'{shown(file)}' is a list of lists without names; write objects with round, worker, seconds")
+    return _of_rows(file, _events(content))
+
+
+def _of_object(file: Path, content: dict[str, Any]) -> Record | Table:
+    """Return the record of a trace by its key, else the table of its columns or of its only row."""
+    if isinstance(content.get("traceEvents"), list):
         events, info = _events(content["traceEvents"]), content.get("distributedInfo")
         if any(_STEP.fullmatch(str(event.get("name"))) for event in events):
             return _of_profiler(file, events, info if isinstance(info, dict) else {})
         return _of_events(file, events)
-    if isinstance(content, dict) and isinstance(content.get("entries"), list):
+    if isinstance(content.get("entries"), list):
         return _of_flight_recorder(file, content)
-    if isinstance(content, dict):
-        if content and all(isinstance(values, list) for values in content.values()):
-            return _table(file, _rows_of_columns(file, content))
-        content = [content]
-    if content and all(isinstance(row, list) for row in content):
-        raise BadInput(f"'{shown(file)}' is a list of lists without names; write objects with round, worker, seconds")
-    rows = _events(content)
-    if any("ph" in row for row in rows):
-        return _of_events(file, rows)
-    return _table(file, rows)
+    if content and all(isinstance(values, list) for values in content.values()):
+        return _table(file, _rows_of_columns(file, content))
+    return _of_rows(file, _events([content]))
+
+
+def _of_rows(file: Path, rows: list[Event]) -> Record | Table:
+    """Return the record of events in Chrome's format, else the table of the rows."""
+    return _of_events(file, rows) if any("ph" in row for row in rows) else _table(file, rows)
 
 
 def _content(file: Path, max_gb: float | None) -> Any:
     """Return the JSON of a file, or a list of its lines; a list that was cut off ends before its last object."""
     with reading(file, "JSON"), open_packed(file, limit(file, max_gb)) as opened:
-        text = opened.read()
+        content = opened.read()
     try:
-        return json.loads(text)
+        return json.loads(content)
     except RecursionError:
         raise BadInput(f"'{shown(file)}' is nested too deeply to be a trace") from None
     except ValueError as error:
-        if text.lstrip().startswith("["):  # Horovod and Chrome leave the list open
-            for end in ("]", "{}]"):
-                try:
-                    return json.loads(text.rstrip().rstrip(",") + end)
-                except ValueError:
-                    continue
-            raise BadInput(f"'{shown(file)}' cannot be read as JSON: {error}") from None
+        if content.lstrip().startswith("["):
+            return _open_list(file, content, error)
+    return _json_lines(file, content)
+
+
+def _open_list(file: Path, content: str, error: ValueError) -> Any:
+    """Return a list that Horovod or Chrome left open."""
+    for end in ("]", "{}]"):
+        try:
+            return json.loads(content.rstrip().rstrip(",") + end)
+        except ValueError:
+            continue
+    raise BadInput(f"'{shown(file)}' cannot be read as JSON: {error}") from None
+
+
+def _json_lines(file: Path, content: str) -> list[Any]:
+    """Return what each line holds; the last line of a program that was killed may be cut off."""
     rows = []
-    lines = text.splitlines()
+    lines = content.splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError):
-            if number == len(lines) > 1 and not text.endswith("\n"):
-                break  # the last line of a program that was killed
+            if number == len(lines) > 1 and not content.endswith("\n"):
+                break
             raise BadInput(f"line {number} of '{shown(file)}' is not JSON; the file may be truncated") from None
     return rows
 
@@ -171,11 +188,18 @@ def _of_profiler(file: Path, events: list[Event], info: Event) -> Record:
             steps[int(match.group(1))] = max(seconds, steps.get(int(match.group(1)), 0.0))
     if not steps:
         raise BadInput(f"the profile '{shown(file)}' has no span ProfilerStep#N; call prof.step() in the loop")
-    rank = info.get("rank")
-    found = _RANK.search(file.name)
-    named = rank if isinstance(rank, int) else int(found.group(1)) if found else stem(file)
     remark = "steps of PyTorch's profiler as rounds, with their waiting for other ranks"
-    return _of_steps(named, steps, remark if isinstance(rank, int) else f"{remark}, the rank by the file's name")
+    if not isinstance(info.get("rank"), int):
+        remark += ", the rank by the file's name"
+    return _of_steps(_rank_of(info, file), steps, remark)
+
+
+def _rank_of(content: Event, file: Path) -> int | str:
+    """Return the rank that a trace states, else the one in the file's name, else that name."""
+    rank, in_name = content.get("rank"), _RANK.search(file.name)
+    if isinstance(rank, int):
+        return rank
+    return int(in_name.group(1)) if in_name else stem(file)
 
 
 def _of_steps(worker: int | str, steps: Mapping[int, float], remark: str) -> Record:
@@ -198,39 +222,23 @@ def _of_events(file: Path, events: list[Event]) -> Record:
 
 def _of_ray(file: Path, events: list[Event]) -> Record:
     """Return the record of a timeline of Ray: the k-th call of the costliest function on each worker is round k."""
-    named = {
-        (event["name"], event.get("pid"), event.get("tid") if event["name"] == "thread_name" else None): str(
-            event["args"]["name"]
-        )
-        for event in events
-        if event.get("ph") == "M" and isinstance(event.get("args"), dict) and "name" in event["args"]
-    }
-    calls: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for event in events:
-        kind = str(event.get("cat", ""))
-        begin, seconds = _number(event, "ts"), _number(event, "dur") * _MICRO
-        if event.get("ph") != "X" or not kind.startswith("task::") or not math.isfinite(begin + seconds):
-            continue
-        process, thread = event.get("pid"), event.get("tid")
-        node = named.get(("process_name", process, None), str(process))
-        worker = named.get(("thread_name", process, thread), str(thread))
-        calls[kind.removeprefix("task::")][f"{node} {worker}"].append((begin, seconds))
+    calls = _calls_in(events)
     shared = {name: workers for name, workers in calls.items() if len(workers) > 1}
     if not shared:
         raise BadInput(f"the timeline '{shown(file)}' of Ray has no function that ran on several workers")
-    name = max(shared, key=lambda each: sum(seconds for runs in shared[each].values() for _, seconds in runs))
-    runs = {worker: sorted(spans) for worker, spans in shared[name].items()}
-    most, least = max(map(len, runs.values())), min(map(len, runs.values()))
+    name = max(shared, key=lambda name: sum(seconds for spans in shared[name].values() for _, seconds in spans))
+    spans_of = {worker: sorted(spans) for worker, spans in shared[name].items()}
+    most, least = max(map(len, spans_of.values())), min(map(len, spans_of.values()))
     if most - least > 1:
         raise BadInput(
             f"the timeline '{shown(file)}' of Ray has {least} to {most} calls of '{name}' on each worker, so they are "
             "no rounds; record one call of each worker in each round"
         )
-    workers = in_order(runs)
+    workers = in_order(spans_of)
     table = np.full((most, len(workers)), np.nan)
-    for i, name_of_worker in enumerate(workers):
-        spans = runs[str(name_of_worker)]
-        table[: len(spans), i] = [taken for _, taken in spans]
+    for i, worker in enumerate(workers):
+        seconds = [seconds for _, seconds in spans_of[str(worker)]]
+        table[: len(seconds), i] = seconds
     others = f", of {len(calls)} functions" if len(calls) > 1 else ""
     return Record(
         table,
@@ -239,41 +247,71 @@ def _of_ray(file: Path, events: list[Event]) -> Record:
     )
 
 
+def _calls_in(events: list[Event]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Return the calls (begin, seconds) in a timeline of Ray, by function and by worker."""
+    names = _names_in(events)
+    calls: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for event in events:
+        kind = str(event.get("cat", ""))
+        begin, seconds = _number(event, "ts"), _number(event, "dur") * _MICRO
+        if event.get("ph") != "X" or not kind.startswith("task::") or not math.isfinite(begin + seconds):
+            continue
+        process, thread = event.get("pid"), event.get("tid")
+        node = names.get(("process_name", process, None), str(process))
+        worker = names.get(("thread_name", process, thread), str(thread))
+        calls[kind.removeprefix("task::")][f"{node} {worker}"].append((begin, seconds))
+    return calls
+
+
+def _names_in(events: list[Event]) -> dict[tuple[Any, Any, Any], str]:
+    """Return the names that a timeline gives to processes and to their threads, by kind, process and thread."""
+    names = {}
+    for event in events:
+        if event.get("ph") == "M" and isinstance(event.get("args"), dict) and "name" in event["args"]:
+            thread = event.get("tid") if event["name"] == "thread_name" else None
+            names[event["name"], event.get("pid"), thread] = str(event["args"]["name"])
+    return names
+
+
 def _of_horovod(file: Path, events: list[Event]) -> Record:
     """Return the record of a timeline of Horovod: from the end of a round's reductions to the next readiness.
 
     Each tensor has a process of its own, with a span of negotiation in which a tick names each rank that is ready.
     """
-    ready: dict[int, dict[str, float]] = defaultdict(dict)  # by round and rank, the last tensor's
-    ends: dict[int, float] = {}  # of each round's last reduction
-    rounds: dict[Any, int] = defaultdict(int)  # of each tensor
-    open_spans: dict[Any, list[str]] = defaultdict(list)
-    for event in sorted(events, key=lambda one: _number(one, "ts") if "ts" in one else -1.0):
-        tensor, kind, name, at = event.get("pid"), event.get("ph"), str(event.get("name", "")), _number(event, "ts")
-        if kind == "B":
-            open_spans[tensor].append(name)
-            rounds[tensor] += name.startswith(_NEGOTIATE)
-        elif kind == "E" and open_spans[tensor]:
-            if not open_spans[tensor].pop().startswith(_NEGOTIATE) and not open_spans[tensor]:
-                ends[rounds[tensor]] = max(at, ends.get(rounds[tensor], 0.0))
-        elif (
-            kind in ("X", "i", "I")
-            and name.isdigit()
-            and any(span.startswith(_NEGOTIATE) for span in open_spans[tensor])
-        ):
-            number = rounds[tensor]
-            ready[number][name] = max(at, ready[number].get(name, 0.0))
-    known = [number for number in sorted(ready) if number - 1 in ends]
-    if not known:
+    ready, ends = _reductions_in(events)
+    complete = [number for number in sorted(ready) if number - 1 in ends]
+    if not complete:
         raise BadInput(
             f"the timeline '{shown(file)}' of Horovod does not show when each rank was ready for two reductions in a "
             "row; record it with HOROVOD_CACHE_CAPACITY=0, as cached reductions are not negotiated"
         )
-    workers = in_order(plain_name(int(rank)) for number in known for rank in ready[number])
-    seconds = [[(ready[n].get(str(rank), math.nan) - ends[n - 1]) * _MICRO for rank in workers] for n in known]
+    workers = in_order(plain_name(int(rank)) for number in complete for rank in ready[number])
+    seconds = [[(ready[n].get(str(rank), math.nan) - ends[n - 1]) * _MICRO for rank in workers] for n in complete]
     table = np.maximum(np.array(seconds), 0.0)
     remark = "Horovod's timeline, seconds from the end of a round's reductions until a rank's last tensor is ready"
-    return Record(table, workers=workers, rounds=tuple(known), remarks=(remark,))
+    return Record(table, workers=workers, rounds=tuple(complete), remarks=(remark,))
+
+
+def _reductions_in(events: list[Event]) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
+    """Return when each rank was ready for a round's last tensor, and when a round's last reduction ended."""
+    ready: dict[int, dict[str, float]] = defaultdict(dict)
+    ends: dict[int, float] = {}
+    rounds: dict[Any, int] = defaultdict(int)  # of each tensor
+    open_spans: dict[Any, list[str]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: _number(event, "ts") if "ts" in event else -1.0):
+        tensor, kind, name = event.get("pid"), event.get("ph"), str(event.get("name", ""))
+        moment, spans = _number(event, "ts"), open_spans[tensor]
+        if kind == "B":
+            spans.append(name)
+            rounds[tensor] += name.startswith(_NEGOTIATE)
+        elif kind == "E" and spans:
+            ended = spans.pop()
+            if not spans and not ended.startswith(_NEGOTIATE):
+                ends[rounds[tensor]] = max(moment, ends.get(rounds[tensor], 0.0))
+        elif kind in ("X", "i", "I") and name.isdigit() and any(span.startswith(_NEGOTIATE) for span in spans):
+            of_round = ready[rounds[tensor]]
+            of_round[name] = max(moment, of_round.get(name, 0.0))
+    return ready, ends
 
 
 def _of_flight_recorder(file: Path, content: Event) -> Record:
@@ -307,9 +345,6 @@ def _of_flight_recorder(file: Path, content: Event) -> Record:
             f"the flight recorder's '{shown(file)}' has {ahead} of {len(steps)} collectives that lasted longer than "
             "the time since the one before, as their processes do not wait for them; their own work cannot be told"
         )
-    found = _RANK.search(file.name)
-    rank = content.get("rank")
-    worker = rank if isinstance(rank, int) else int(found.group(1)) if found else stem(file)
     remark = "NCCL's flight recorder, collectives as rounds, seconds since the one before without those within it"
     of = f" of process group {group}" if len(groups) > 1 else ""
-    return _of_steps(worker, {t: max(seconds, 0.0) for t, seconds in steps.items()}, remark + of)
+    return _of_steps(_rank_of(content, file), {t: max(seconds, 0.0) for t, seconds in steps.items()}, remark + of)

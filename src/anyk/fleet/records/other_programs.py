@@ -40,9 +40,9 @@ def read_operations(file: Path, table: Table) -> Record:
     places = {name: np.unique(numbers[name], return_inverse=True) for name in ("step", "dp_rank", "stage")}
     size = tuple(len(names) for names, _ in places.values())
     totals = np.zeros(size)
-    at = tuple(place for _, place in places.values())
-    np.add.at(totals, at, numbers["duration"])
-    totals[np.bincount(np.ravel_multi_index(at, size), minlength=totals.size).reshape(size) == 0] = np.nan
+    cells = tuple(indices for _, indices in places.values())
+    np.add.at(totals, cells, numbers["duration"])
+    totals[np.bincount(np.ravel_multi_index(cells, size), minlength=totals.size).reshape(size) == 0] = np.nan
     steps, ranks, stages = (tuple(int(name) for name in names) for names, _ in places.values())
     by_stage: dict[str, Floats] = {str(stage): totals[:, :, i] for i, stage in enumerate(stages)}
     partial = np.isnan(totals).any(axis=2)  # a replica lacks one of its stages
@@ -54,8 +54,8 @@ def read_operations(file: Path, table: Table) -> Record:
 def is_event_log(file: Path) -> bool:
     """Return whether the first line is an event of Spark's, or of Databricks'."""
     try:
-        with open_packed(file, limit(file)) as text:
-            return re.match(r'\{\s*"Event"\s*:\s*"', text.readline(1 << 20)) is not None
+        with open_packed(file, limit(file)) as opened:
+            return re.match(r'\{\s*"Event"\s*:\s*"', opened.readline(1 << 20)) is not None
     except (BadInput, UnicodeDecodeError, OSError):
         return False
 
@@ -120,8 +120,8 @@ def read_event_log(files: Sequence[Path], *, max_gb: float | None = None) -> Rec
 def _events(files: Sequence[Path], max_gb: float | None, remarks: list[str]) -> Iterator[tuple[Path, int, ByName]]:
     """Yield task-end events with their files and the numbers of their lines; add a remark if the last is incomplete."""
     for file in files:
-        with open_packed(file, limit(file, max_gb)) as text:
-            for number, line in enumerate(lines(text, file), 1):
+        with open_packed(file, limit(file, max_gb)) as opened:
+            for number, line in enumerate(lines(opened, file), 1):
                 if _END not in line:
                     continue
                 try:

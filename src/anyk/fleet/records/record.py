@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -81,8 +81,8 @@ class Record:
     def _check_times(self) -> None:
         seconds = self.seconds
         for t, i in np.argwhere(np.isinf(seconds) | (seconds < 0) | (seconds > MOST)):
-            why = "its clock may have jumped" if seconds[t, i] < 0 else f"at most {MOST:g} s make sense"
-            raise BadInput(f"worker {self.workers[i]} took {seconds[t, i]:g} s in round {self.rounds[t]}; {why}")
+            doubt = "its clock may have jumped" if seconds[t, i] < 0 else f"at most {MOST:g} s make sense"
+            raise BadInput(f"worker {self.workers[i]} took {seconds[t, i]:g} s in round {self.rounds[t]}; {doubt}")
         if not np.isfinite(seconds).any():
             raise BadInput("a fleet record needs times, but has none")
         if not np.nanmax(seconds):
@@ -201,7 +201,7 @@ class Record:
             table["censored"] = np.asarray(self.censored)[rows, columns].astype(int).tolist()
         if self.load is not None:
             table["load"] = [self.load] * len(rows)
-        return table | {name: part[rows, columns].tolist() for name, part in self.parts.items()}
+        return table | {name: seconds[rows, columns].tolist() for name, seconds in self.parts.items()}
 
 
 def joined(records: Sequence[Record]) -> Record:
@@ -222,35 +222,45 @@ def joined(records: Sequence[Record]) -> Record:
         return records[0]
     if len({record.load for record in records}) > 1:
         raise BadInput("records at different loads cannot be joined; plan with both of them instead")
-    names = in_order(name for record in records for name in record.workers)
+    workers = in_order(name for record in records for name in record.workers)
     remarks = list(dict.fromkeys(remark for record in records for remark in record.remarks))
-    rows: list[NDArray[np.int64]]
-    rounds: tuple[int, ...]
-    if len(names) > 1 and all(len(record.workers) == 1 for record in records):
-        rows, rounds = _side_by_side(records, names)
+    if len(workers) > 1 and all(len(record.workers) == 1 for record in records):
+        rows, rounds = _side_by_side(records, workers)
         remarks.insert(0, f"{len(records)} sources of one worker each, matched by round")
     else:
-        ends = [0, *accumulate(len(record.rounds) for record in records)]
-        rows = [np.arange(start, end) for start, end in pairwise(ends)]
-        rounds = ()
-    size = len(rounds) or sum(len(record.rounds) for record in records), len(names)
+        rows, rounds = _one_after_another(records), ()
+    size = len(rounds) or sum(map(len, rows)), len(workers)
 
-    def placed(tables: Iterable[ArrayLike]) -> Floats:
-        whole = np.full(size, np.nan)
-        for record, places, table in zip(records, rows, tables, strict=True):
-            whole[np.ix_(places, np.array([names.index(name) for name in record.workers]))] = table
-        return whole
+    def joint(table_of: Callable[[Record], ArrayLike]) -> Floats:
+        table = np.full(size, np.nan)
+        for record, its_rows in zip(records, rows, strict=True):
+            its_columns = np.array([workers.index(name) for name in record.workers])
+            table[np.ix_(its_rows, its_columns)] = table_of(record)
+        return table
 
-    shared = sorted(set.intersection(*(set(record.parts) for record in records)))
     return Record(
-        placed(record.seconds for record in records),
-        placed(np.asarray(record.censored) for record in records) == 1.0,
-        names,
-        rounds,
+        seconds=joint(lambda record: record.seconds),
+        censored=joint(lambda record: np.asarray(record.censored)) == 1.0,
+        workers=workers,
+        rounds=rounds,
         load=records[0].load,
-        parts={name: placed(record.parts[name] for record in records) for name in shared},
+        parts={name: joint(partial(_part, name)) for name in _common_parts(records)},
         remarks=tuple(remarks),
     )
+
+
+def _part(name: str, record: Record) -> Floats:
+    return record.parts[name]
+
+
+def _common_parts(records: Sequence[Record]) -> list[str]:
+    return sorted(set.intersection(*(set(record.parts) for record in records)))
+
+
+def _one_after_another(records: Sequence[Record]) -> list[NDArray[np.int64]]:
+    """Return the rows of each record's rounds in one of all of them, which follow each other."""
+    ends = [0, *accumulate(len(record.rounds) for record in records)]
+    return [np.arange(start, end) for start, end in pairwise(ends)]
 
 
 def _side_by_side(
@@ -271,5 +281,5 @@ def _side_by_side(
             "so their times cannot be compared"
         )
     rounds = tuple(sorted(count))
-    place = {t: i for i, t in enumerate(rounds)}
-    return [np.array([place[t] for t in record.rounds]) for record in records], rounds
+    row_of = {t: i for i, t in enumerate(rounds)}
+    return [np.array([row_of[t] for t in record.rounds]) for record in records], rounds

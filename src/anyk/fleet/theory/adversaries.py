@@ -77,10 +77,10 @@ def _community(code: Code, size: int) -> Indices:
         inside[first] = True
         shared, total = overlap[first].copy(), 0.0
         for _ in range(size - 1):
-            at = int(np.argmax(np.where(inside, -1.0, shared)))
-            inside[at] = True
-            total += shared[at]
-            shared += overlap[at]
+            nearest = int(np.argmax(np.where(inside, -1.0, shared)))
+            inside[nearest] = True
+            total += shared[nearest]
+            shared += overlap[nearest]
         if total > most:
             best, most = np.flatnonzero(inside), total
     return best

@@ -102,7 +102,17 @@ def best_k(
     """
     factors = [1.0] * len(step_seconds) if slowdown is None else slowdown
     bounds = [
-        error_after(seconds, pace, first, rate, smoothness, convexity, noise, k, slowdown=factor)
+        error_after(
+            seconds=seconds,
+            step_seconds=pace,
+            first=first,
+            rate=rate,
+            smoothness=smoothness,
+            convexity=convexity,
+            noise=noise,
+            k=k,
+            slowdown=factor,
+        )
         for k, (pace, factor) in enumerate(zip(step_seconds, factors, strict=True), 1)
     ]
     return bounds.index(min(bounds)) + 1

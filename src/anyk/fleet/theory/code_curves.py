@@ -118,14 +118,14 @@ def facts(code: Code, *, stragglers: int | None = None, sets: int = _SETS, seed:
         worst_known = is_exhaustive(code, f, how)
     tolerated = f <= code.tolerates and not code.approximate
     return Facts(
-        code,
-        f,
-        0.0 if tolerated else max(0.0, mean) ** 0.5,
-        tolerated or expected is not None,
-        worst,
-        worst_known,
-        float(np.median(gains)),
-        float(np.median(times)),
+        code=code,
+        stragglers=f,
+        expected=0.0 if tolerated else max(0.0, mean) ** 0.5,
+        expected_known=tolerated or expected is not None,
+        worst=worst,
+        worst_known=worst_known,
+        gain=float(np.median(gains)),
+        decode=float(np.median(times)),
     )
 
 
@@ -213,7 +213,17 @@ def compare_codes(
                 tell(spec)
         random, spread, adversarial, exact, expected, bound = map(np.array, zip(*rows, strict=True))
         curves.append(
-            Curve(codes_drawn[0], points, random, spread, adversarial, exact, expected, bound, len(codes_drawn))
+            Curve(
+                code=codes_drawn[0],
+                stragglers=points,
+                random=random,
+                spread=spread,
+                adversarial=adversarial,
+                exact=exact,
+                expected=expected,
+                bound=bound,
+                draws=len(codes_drawn),
+            )
         )
     return curves
 
@@ -222,33 +232,50 @@ def _point(
     drawn: Sequence[Code], stragglers: int, *, decoder: str, sets: int, seed: int
 ) -> tuple[float, float, float, bool, float, float]:
     """Return random, spread, adversarial, exact, expected and bound of a :class:`Curve` at one point."""
-    how, m = method(decoder), drawn[0].partitions
-    each = -(-sets // len(drawn))
-    random = _random_sets(drawn[0], stragglers, each * len(drawn), seed)
-    squares = np.array(
-        [
-            [code.decode(replies, decoder=how).residual ** 2 for replies in random[at * each : (at + 1) * each]]
-            for at, code in enumerate(drawn)
-        ]
-    )
+    squares = _random_squares(drawn, stragglers, decoder=decoder, sets=sets, seed=seed)
     samples = squares.mean(axis=1) if len(drawn) > 1 else squares[0]
     mean, error = float(samples.mean()), float(samples.std()) / len(samples) ** 0.5
-    attacked = drawn[:ATTACKED]
-    worst = [worst_stragglers(code, stragglers, decoder=how)[1].residual ** 2 for code in attacked]
-    expected = [_expected(code, stragglers, decoder) for code in drawn]
-    bounds = [code.worst_error(stragglers) if decoder == "own" and code.messages == 1 else None for code in attacked]
-    exact = all(
-        is_exhaustive(code, stragglers, how) or (bound is not None and square >= bound[0] / m - 1e-9)
-        for code, bound, square in zip(attacked, bounds, worst, strict=True)
-    )
+    worst, exact, bounds = _worst_squares(drawn[:ATTACKED], stragglers, decoder)
     return (
         mean**0.5,
         error / (2.0 * mean**0.5) if mean > 0 else 0.0,
         float(np.mean(np.maximum(worst, squares[:ATTACKED].max(axis=1)))) ** 0.5,
         exact,
-        _root([None if error is None else error / m for error in expected]),
-        _root([None if bound is None else bound[0] / m for bound in bounds]),
+        _root([_per_partition(code, _expected(code, stragglers, decoder)) for code in drawn]),
+        _root(bounds),
     )
+
+
+def _random_squares(drawn: Sequence[Code], stragglers: int, *, decoder: str, sets: int, seed: int) -> Floats:
+    """Return squared residuals over random sets, shape (codes, sets of each), ``sets`` or a few more in all."""
+    of_each = -(-sets // len(drawn))
+    random = _random_sets(drawn[0], stragglers, of_each * len(drawn), seed)
+    how = method(decoder)
+    return np.array(
+        [
+            [code.decode(replies, decoder=how).residual ** 2 for replies in random[k * of_each : (k + 1) * of_each]]
+            for k, code in enumerate(drawn)
+        ]
+    )
+
+
+def _worst_squares(
+    attacked: Sequence[Code], stragglers: int, decoder: str
+) -> tuple[list[float], bool, list[float | None]]:
+    """Return each code's largest squared residual, whether all are exact, and the upper bounds that are known."""
+    how, partitions = method(decoder), attacked[0].partitions
+    worst = [worst_stragglers(code, stragglers, decoder=how)[1].residual ** 2 for code in attacked]
+    closed = [code.worst_error(stragglers) if decoder == "own" and code.messages == 1 else None for code in attacked]
+    bounds = [None if form is None else form[0] / partitions for form in closed]
+    exact = all(
+        is_exhaustive(code, stragglers, how) or (bound is not None and square >= bound - 1e-9)
+        for code, square, bound in zip(attacked, worst, bounds, strict=True)
+    )
+    return worst, exact, bounds
+
+
+def _per_partition(code: Code, error: float | None) -> float | None:
+    return None if error is None else error / code.partitions
 
 
 def _root(squares: Sequence[float | None]) -> float:

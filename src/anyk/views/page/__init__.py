@@ -54,9 +54,9 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path | None = None
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"a report is written as .html, got '{path}'")
-    text = page(runs, [title for item in items if isinstance(item, Race) for title in item.waiting])
+    content = page(runs, [title for item in items if isinstance(item, Race) for title in item.waiting])
     with as_bad_input(f"the report '{path}' cannot be written"):
-        target.write_text(printable(text), encoding="utf-8")
+        target.write_text(printable(content), encoding="utf-8")
     return target
 
 

@@ -55,14 +55,16 @@ def account(run: Run, tasks: Tasks) -> Account:
     until = np.maximum(times[step], since)
     first = np.searchsorted(tasks.task, tasks.task[used])  # rows are ordered by task and chunk
     count = used - first + 1  # the message had to wait for the previous chunks of its task
-    own = np.repeat(np.arange(len(used)), count)
-    row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[own]
-    sent = np.where(row == used[own], tasks.sending[row], 0.0)
+    message = np.repeat(np.arange(len(used)), count)
+    row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[message]
+    sent = np.where(row == used[message], tasks.sending[row], 0.0)
     edges = np.cumsum([tasks.start[row], tasks.waiting[row], tasks.computing[row], tasks.idle[row], sent], axis=0)
-    parts = np.diff(np.clip(edges, since[own], until[own]), axis=0).sum(axis=1)
-    waiting, computing, _, sending = (float(part) for part in parts)
+    parts = np.diff(np.clip(edges, since[message], until[message]), axis=0).sum(axis=1)
+    waiting, computing, _, sending = (float(seconds) for seconds in parts)
     remaining = float(times.max(initial=0.0)) - waiting - computing - sending
-    return Account(waiting, computing, sending, remaining if remaining > _ROUNDING else 0.0)
+    return Account(
+        waiting=waiting, computing=computing, sending=sending, driver=remaining if remaining > _ROUNDING else 0.0
+    )
 
 
 class Share(NamedTuple):
@@ -89,11 +91,11 @@ def shares(tasks: Tasks, workers: int) -> list[Share]:
         late = tasks.late[mine][(tasks.fate[mine] == CUT) & np.isfinite(tasks.late[mine])]
         rows.append(
             Share(
-                len(mine),
-                counts[worker],
-                float(np.median(tasks.seconds[mine])) if len(mine) else float("nan"),
-                float(np.median(late)) if len(late) else float("nan"),
-                float(late.max()) if len(late) else float("nan"),
+                tasks=len(mine),
+                fates=counts[worker],
+                seconds=float(np.median(tasks.seconds[mine])) if len(mine) else float("nan"),
+                late=float(np.median(late)) if len(late) else float("nan"),
+                latest=float(late.max()) if len(late) else float("nan"),
             )
         )
     return rows
@@ -102,13 +104,13 @@ def shares(tasks: Tasks, workers: int) -> list[Share]:
 class Heat(NamedTuple):
     """Seconds by worker and column, shape (workers, columns), NaN without a task, and the share of tasks ``cut`` off.
 
-    Column ``i`` stands for the ``each`` steps (or tasks) from ``first + i * each`` on.
+    Column ``i`` stands for the ``width`` steps (or tasks) from ``first + i * width`` on.
     """
 
     seconds: NDArray[np.float32]
     cut: NDArray[np.float32]
     first: int
-    each: int
+    width: int
     by_step: bool
 
 
@@ -135,8 +137,8 @@ def heat(tasks: Tasks, workers: int) -> Heat | None:
         column = np.empty(len(first), dtype=np.int64)
         column[order] = np.arange(len(first)) - starts[worker[order]]
     columns = int(column.max()) + 1
-    each = -(-columns * workers // _CELLS)
-    column, columns = column // each, -(-columns // each)
+    width = -(-columns * workers // _CELLS)
+    column, columns = column // width, -(-columns // width)
     shape = workers, columns
     total, count, cut = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     np.add.at(total, (worker, column), spent)
@@ -144,4 +146,10 @@ def heat(tasks: Tasks, workers: int) -> Heat | None:
     np.add.at(cut, (worker, column), interrupted)
     with np.errstate(invalid="ignore", divide="ignore"):
         seconds, share = total / count, cut / count
-    return Heat(seconds.astype(np.float32), share.astype(np.float32), low + 1 if by_step else 1, each, by_step)
+    return Heat(
+        seconds=seconds.astype(np.float32),
+        cut=share.astype(np.float32),
+        first=low + 1 if by_step else 1,
+        width=width,
+        by_step=by_step,
+    )

@@ -123,7 +123,7 @@ def _section(run: Run, name: str, drawn: ByName) -> ByName:
 
 def _panels(run: Run, tasks: Tasks, name: str, drawn: ByName) -> list[ByName]:
     """Return the registered figures, as the template shows them."""
-    shown = []
+    panels = []
     for entry in report_figures:
         panel = entry.build(run, tasks)
         if panel is None:
@@ -132,8 +132,8 @@ def _panels(run: Run, tasks: Tasks, name: str, drawn: ByName) -> list[ByName]:
         if panel.figure is not None:
             panel.figure.name, drawn[figure] = figure, panel.figure
         table = panel.table and {"title": panel.table[0], **_as_table(panel.table[1])}
-        shown.append(panel._asdict() | {"figure": figure, "table": table})
-    return shown
+        panels.append(panel._asdict() | {"figure": figure, "table": table})
+    return panels
 
 
 def _steps(run: Run, tasks: Tasks) -> ByName:
@@ -154,22 +154,22 @@ def _for_receipts(run: Run, tasks: Tasks) -> ByName:
     data: ByName = {}
     works = log_columns(run.log, "works")
     texts = [f"[{lists[0]}, {lists[1]}]" for lists in zip(works["partitions"], works["coefficients"], strict=True)]
-    kinds, place = np.unique(texts, return_inverse=True)
+    kinds, kind_of = np.unique(texts, return_inverse=True)
     plain = [json.loads(kind) for kind in kinds]
     fits = all(len(partitions) == len(coefficients) for partitions, coefficients in plain)
     if fits and sum(len(partitions) for partitions, _ in plain) <= _WORKS:
         data["works"] = plain
-        tasks.work[:] = place[np.searchsorted(works["work"], tasks.work)]
-    again = log_columns(run.log, "reuses")
-    if 0 < len(again["task"]) <= _REUSES:
+        tasks.work[:] = kind_of[np.searchsorted(works["work"], tasks.work)]
+    reused = log_columns(run.log, "reuses")
+    if 0 < len(reused["task"]) <= _REUSES:
         chunk = {pair: i for i, pair in enumerate(zip(tasks.task.tolist(), tasks.chunk.tolist(), strict=True))}
-        which = [chunk[pair] for pair in zip(again["task"].tolist(), again["chunk"].tolist(), strict=True)]
-        slots = np.searchsorted(tasks.slots, again["slot"].astype(str)).tolist()
+        which = [chunk[pair] for pair in zip(reused["task"].tolist(), reused["chunk"].tolist(), strict=True)]
+        slots = np.searchsorted(tasks.slots, reused["slot"].astype(str)).tolist()
         data["reuses"] = [
             [slot, int(step), int(tasks.worker[i]), int(tasks.task[i]), int(tasks.version[i]), float(weight)]
-            for slot, step, i, weight in zip(slots, again["step"], which, again["weight"], strict=True)
+            for slot, step, i, weight in zip(slots, reused["step"], which, reused["weight"], strict=True)
         ]
-    elif len(again["task"]):
+    elif len(reused["task"]):
         data["omitted"] = "Messages of earlier steps that were used again are not listed; anyk show --step lists them."
         data.pop("works", None)
     return data

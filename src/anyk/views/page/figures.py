@@ -64,11 +64,17 @@ class Line(NamedTuple):
 
 
 def new_figure(
-    x_label: str, y_label: str, height: int, *, drag: object = "both", whole: Literal["", "x", "y"] = "", **given: Any
+    x_label: str,
+    y_label: str,
+    height: int,
+    *,
+    drag: object = "both",
+    integers: Literal["", "x", "y"] = "",
+    **settings: Any,
 ) -> Any:
     """Return an empty figure in the style of the page; lines and areas in colours of :data:`LIGHT` also get a dark one.
 
-    ``drag``: along which dimensions one can zoom (None: not at all). ``whole``: an axis of whole numbers.
+    ``drag``: along which dimensions one can zoom (None: not at all). ``integers``: an axis of whole numbers.
     """
     plot = figure(
         height=height,
@@ -80,7 +86,7 @@ def new_figure(
         outline_line_alpha=0.0,
         min_border_left=56,
         min_border_right=12,
-        **given,
+        **settings,
     )
     plot.toolbar.logo = None
     plot.toolbar.autohide = True
@@ -92,7 +98,7 @@ def new_figure(
     for side, axis, grid, label in (("x", plot.xaxis, plot.xgrid, x_label), ("y", plot.yaxis, plot.ygrid, y_label)):
         axis.formatter = _plain_numbers()
         axis.axis_label = PlainText(text=label)  # not parsed for formulas
-        if side == whole:
+        if side == integers:
             axis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)
             grid.visible = False
     return plot
@@ -103,21 +109,21 @@ def _plain_numbers() -> CustomJSTickFormatter:
     return CustomJSTickFormatter(code="return String(Number(tick.toPrecision(6)))")
 
 
-def _draw(into: Any, glyph: Any, source: ColumnDataSource, **given: Any) -> Any:
+def _draw(into: Any, glyph: Any, source: ColumnDataSource, **settings: Any) -> Any:
     """Add a glyph to a figure, and return its renderer.
 
     The figure's own methods make three more glyphs each, for styles that a report does not use: a third of a page's
     models.
     """
     renderer = GlyphRenderer(
-        data_source=source, glyph=glyph, nonselection_glyph=None, selection_glyph=None, muted_glyph=None, **given
+        data_source=source, glyph=glyph, nonselection_glyph=None, selection_glyph=None, muted_glyph=None, **settings
     )
     into.renderers.append(renderer)
     return renderer
 
 
-def _add_tips(plot: Any, renderer: Any, *tips: tuple[str, str], **given: Any) -> None:
-    plot.add_tools(HoverTool(renderers=[renderer], tooltips=list(tips), **given))
+def _add_tips(plot: Any, renderer: Any, *tips: tuple[str, str], **settings: Any) -> None:
+    plot.add_tools(HoverTool(renderers=[renderer], tooltips=list(tips), **settings))
 
 
 def _thinned(count: int) -> Indices:
@@ -140,26 +146,31 @@ def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: 
     if target is not None:
         plot.hspan(target, line_color=LIGHT["dim"], line_dash="dashed", line_width=1, name="target")
     for i, line in enumerate(lines):
-        colour, dash, symbol = (looks[i % len(looks)] for looks in (COLOURS, _DASHES, _MARKS))
         for axis, values in line.by.items():
-            keep = _thinned(len(values[0]))
-            columns = zip(("x", "y", "low", "high"), values, strict=False)
-            data = {key: np.asarray(column, float)[keep] for key, column in columns}
-            tags, band = [axis, i], "low" in data
-            source = ColumnDataSource(data, name=f"{axis} {i}")
-            if band:
-                area = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.18)
-                _draw(plot, area, source, tags=tags)
-            stroke = glyphs.Line(x="x", y="y", line_color=colour, line_width=2.2, line_dash=dash)
-            renderer = _draw(plot, stroke, source, name=line.name, tags=tags)
-            few = ColumnDataSource({key: data[key][:: max(1, len(keep) // _SYMBOLS)] for key in ("x", "y")})
-            mark = Scatter(x="x", y="y", marker=symbol, size=8, fill_color=colour, line_color=colour)
-            _draw(plot, mark, few, tags=tags)
-            tips = [(value, "@y{0.00000}"), ("seconds" if axis == "seconds" else "step", "@x{0.[000]}")]
-            tips = [("", "$name"), *tips] if len(lines) > 1 else tips
-            tips += [("least to largest", "@low{0.0000} to @high{0.0000}")] if band else []
-            _add_tips(plot, renderer, *tips, mode="vline", line_policy="nearest")
+            _draw_line(plot, i, line, axis, values, value=value, named=len(lines) > 1)
     return plot
+
+
+def _draw_line(plot: Any, i: int, line: Line, axis: str, values: Sequence[Array], *, value: str, named: bool) -> None:
+    """Draw the ``i``-th line along an axis, with its band, a few symbols and tips, ``named`` among other lines."""
+    colour, dash, symbol = (looks[i % len(looks)] for looks in (COLOURS, _DASHES, _MARKS))
+    keep = _thinned(len(values[0]))
+    columns = zip(("x", "y", "low", "high"), values, strict=False)
+    data = {key: np.asarray(column, float)[keep] for key, column in columns}
+    tags, band = [axis, i], "low" in data
+    source = ColumnDataSource(data, name=f"{axis} {i}")
+    if band:
+        area = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.18)
+        _draw(plot, area, source, tags=tags)
+    stroke = glyphs.Line(x="x", y="y", line_color=colour, line_width=2.2, line_dash=dash)
+    renderer = _draw(plot, stroke, source, name=line.name, tags=tags)
+    few = ColumnDataSource({key: data[key][:: max(1, len(keep) // _SYMBOLS)] for key in ("x", "y")})
+    mark = Scatter(x="x", y="y", marker=symbol, size=8, fill_color=colour, line_color=colour)
+    _draw(plot, mark, few, tags=tags)
+    tips = [("", "$name")] if named else []
+    tips += [(value, "@y{0.00000}"), ("seconds" if axis == "seconds" else "step", "@x{0.[000]}")]
+    tips += [("least to largest", "@low{0.0000} to @high{0.0000}")] if band else []
+    _add_tips(plot, renderer, *tips, mode="vline", line_policy="nearest")
 
 
 def timeline(run: Run, tasks: Tasks, steps: Mapping[str, Array], name: str) -> Any:
@@ -169,15 +180,15 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, Array], name: str) -> A
     """
     workers = run.config.workers
     end = float(max(tasks.end.max(initial=0.0), run.seconds, 1e-9))
-    shown = float(np.sort(tasks.start)[_FIRST]) if len(tasks) > _FIRST else end
+    visible_end = float(np.sort(tasks.start)[_FIRST]) if len(tasks) > _FIRST else end
     plot = new_figure(
         "seconds",
         "worker",
         int(np.clip(15 * workers + 90, 180, 620)),
         drag="width",
-        whole="y",
+        integers="y",
         name=f"{name} timeline",
-        x_range=Range1d(0.0, max(shown, end / 1e6), bounds=(0.0, end), reset_start=0.0, reset_end=end),
+        x_range=Range1d(0.0, max(visible_end, end / 1e6), bounds=(0.0, end), reset_start=0.0, reset_end=end),
         y_range=Range1d(workers - 0.4, -0.6),
         lod_threshold=20_000,
     )
@@ -293,12 +304,12 @@ def _timeline_hover(bars: Sequence[Any], kind: str) -> HoverTool:
 def heat_map(heat: Heat) -> Any:
     """Return the heat map of workers x steps, the lighter the longer."""
     workers, columns = heat.seconds.shape
-    start, end = heat.first - 0.5, heat.first - 0.5 + columns * heat.each
+    start, end = heat.first - 0.5, heat.first - 0.5 + columns * heat.width
     plot = new_figure(
         "step" if heat.by_step else "task of the worker",
         "worker",
         int(np.clip(11 * workers + 80, 160, 460)),
-        whole="y",
+        integers="y",
         x_range=Range1d(start, end),
         y_range=Range1d(workers - 0.5, -0.5),
     )
@@ -306,9 +317,9 @@ def heat_map(heat: Heat) -> Any:
     finite = heat.seconds[np.isfinite(heat.seconds)]
     low, high = (float(np.quantile(finite, q)) for q in (0.0, 0.99)) if finite.size else (0.0, 1.0)
     colours = LinearColorMapper(Cividis256, low=low, high=max(high, low + 1e-9), nan_color="rgba(0,0,0,0)")
-    place = {"x": start, "y": -0.5, "dw": end - start, "dh": workers, "first": heat.first, "each": heat.each}
+    geometry = {"x": start, "y": -0.5, "dw": end - start, "dh": workers, "first": heat.first, "each": heat.width}
     source = ColumnDataSource(
-        {"image": [heat.seconds], "cut": [heat.cut], **{name: [value] for name, value in place.items()}}
+        {"image": [heat.seconds], "cut": [heat.cut], **{name: [value] for name, value in geometry.items()}}
     )
     image = plot.image("image", "x", "y", "dw", "dh", source=source, color_mapper=colours)
     column = """
@@ -336,15 +347,15 @@ def worker_bars(rows: Sequence[Share]) -> object:
     total = np.maximum(fates.sum(axis=1), 1)
     workers = Range1d(-0.6, len(rows) - 0.4)
     plot = new_figure(
-        "worker", "share of its tasks", 230, drag="width", whole="x", x_range=workers, y_range=Range1d(0, 1)
+        "worker", "share of its tasks", 230, drag="width", integers="x", x_range=workers, y_range=Range1d(0, 1)
     )
     top = np.cumsum(fates, axis=1) / total[:, None]
     data: ByName = {"worker": np.arange(len(rows)), "total": total}
-    shown = np.flatnonzero(fates.any(axis=0)).tolist()
-    for i in shown:
+    occurring = np.flatnonzero(fates.any(axis=0)).tolist()
+    for i in occurring:
         data |= {f"b{i}": top[:, i] - fates[:, i] / total, f"t{i}": top[:, i], f"n{i}": fates[:, i]}
     source = ColumnDataSource(data)
-    for i in shown:
+    for i in occurring:
         shape = VBar(
             x="worker",
             bottom=f"b{i}",
@@ -365,7 +376,7 @@ def worker_bars(rows: Sequence[Share]) -> object:
 
 def lateness(rows: Sequence[Share]) -> Any:
     """Return the figure of the seconds after which cancelled messages would have come: median and largest."""
-    plot = new_figure("worker", "seconds late", 190, drag=None, whole="x", x_range=Range1d(-0.6, len(rows) - 0.4))
+    plot = new_figure("worker", "seconds late", 190, drag=None, integers="x", x_range=Range1d(-0.6, len(rows) - 0.4))
     late, latest = [row.late for row in rows], [row.latest for row in rows]
     source = ColumnDataSource({"worker": np.arange(len(rows)), "late": late, "latest": latest})
     look: ByName = {"source": source, "line_color": COLOURS[1]}
@@ -391,7 +402,7 @@ def residuals(step: Floats, residual: Floats) -> Any:
 
 def staleness(counts: Mapping[int, int]) -> Any:
     """Return the figure of the staleness of used messages, in versions."""
-    plot = new_figure("versions old", "share of messages", 230, drag=None, whole="x")
+    plot = new_figure("versions old", "share of messages", 230, drag=None, integers="x")
     number = np.array(list(counts.values()))
     source = ColumnDataSource({"old": list(counts), "count": number, "share": number / number.sum()})
     bars = plot.vbar("old", top="share", width=0.86, source=source, fill_color=COLOURS[0], line_color=None)

@@ -45,8 +45,8 @@ def _heat(run: Run, tasks: Tasks) -> Panel | None:
     if times is None:
         return None
     note = "A column is a step" if times.by_step else "A column is the n-th task of each worker"
-    if times.each > 1:
-        note = f"A column is the mean of {times.each} {'steps' if times.by_step else 'tasks of a worker'}"
+    if times.width > 1:
+        note = f"A column is the mean of {times.width} {'steps' if times.by_step else 'tasks of a worker'}"
     note += ", a row is a worker. Colours show seconds from dispatch to the end of the task; lighter is longer. "
     note += "A task that was cut off shows the seconds until that moment. Colours end at the 99 % quantile."
     return Panel("Seconds of each worker's tasks", note, figures.heat_map(times), wide=True)
@@ -61,7 +61,7 @@ def _workers(run: Run, tasks: Tasks) -> Panel | None:
         return None
     bars = figures.worker_bars(shares(tasks, run.config.workers))
     legend = [(f"fate{i}", FATES[i]) for i in np.unique(tasks.fate).tolist()]
-    return Panel("How each worker's tasks ended", "", bars, legend, wide=True)
+    return Panel(title="How each worker's tasks ended", note="", figure=bars, legend=legend, wide=True)
 
 
 @register("lateness")

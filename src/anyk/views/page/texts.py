@@ -31,7 +31,7 @@ def subject(config: RunConfig) -> str:
     """Return the model and its data in words, as far as the configuration names them."""
     recipe = config.problem or Recipe()
     if recipe.many is not None:
-        data = dict.fromkeys(part.data or "a model" for part in recipe.many)
+        data = dict.fromkeys(component.data or "a model" for component in recipe.many)
         return f"{len(recipe.many)} models on {', '.join(data)}"
     names = [name for name in (recipe.model, recipe.data, Path(recipe.problem or "").name) if name]
     return " on ".join(names if recipe.model else ["a model", *names])
@@ -91,41 +91,46 @@ def _average_step(run: Run, tasks: Tasks, spent: Account) -> str:
     senders = len(np.unique(np.stack([counted.slot, counted.step, counted.worker]), axis=1).T) / jobs
     cut, spare = (float((tasks.fate == fate).sum()) / jobs for fate in (CUT, SPARE))
     plural = "message" if f"{used:.3g}" == "1" else "messages"
-    text = f"On average a step used {used:.3g} {plural}"
-    text += f" from {senders:.3g} of {run.config.workers} workers" if senders else ""
-    text += f", cut off {cut:.3g} tasks and left {spare:.3g} messages unused" if cut or spare else ""
+    sentence = f"On average a step used {used:.3g} {plural}"
+    sentence += f" from {senders:.3g} of {run.config.workers} workers" if senders else ""
+    sentence += f", cut off {cut:.3g} tasks and left {spare:.3g} messages unused" if cut or spare else ""
     ratio = ratio_to_floor(run)
     if ratio is not None:
         longer = "no longer than" if ratio < 1.005 else f"{ratio:.3g} times as long as"
-        return f"{text}; the run took {longer} its delays alone make it."
-    name, most = max(zip(spent._fields, spent, strict=True), key=lambda part: part[1])
+        return f"{sentence}; the run took {longer} its delays alone make it."
+    name, most = max(zip(spent._fields, spent, strict=True), key=lambda item: item[1])
     # the driver takes no virtual time
     other_text = "spent until deadlines" if on_virtual_clock(run) else "spent in the driver or until deadlines"
     use = {"waiting": "waiting for delays and orders", "driver": other_text}.get(name, name)
-    return f"{text}; the largest part of the time, {percent(most / spent.total)}, was {use}." if most else f"{text}."
+    if not most:
+        return f"{sentence}."
+    return f"{sentence}; the largest part of the time, {percent(most / spent.total)}, was {use}."
 
 
 def race_verdict(runs: Sequence[Run]) -> list[str]:
     """Return three sentences about several runs: their settings, the fastest strategy, and a caveat."""
     comparison = compare_seeds(runs)
     first = runs[0]
-    seeds = max(len(each.runs) for each in comparison.strategies)
+    seeds = max(len(strategy.runs) for strategy in comparison.strategies)
     count = len(comparison.strategies)
-    text = f"{count} strateg{'ies' if count > 1 else 'y'} trained {subject(first.config)} with {where(first.config)}"
-    text += f", each with {seeds} seeds" if seeds > 1 else ""
+    plural = "strategies" if count > 1 else "strategy"
+    sentence = f"{count} {plural} trained {subject(first.config)} with {where(first.config)}"
+    sentence += f", each with {seeds} seeds" if seeds > 1 else ""
     different = differing_settings(runs)
-    text += f"; the runs differ in {', '.join(different)}, so compare them with care." if different else "."
+    sentence += f"; the runs differ in {', '.join(different)}, so compare them with care." if different else "."
     values = [
-        (v, i) for i, each in enumerate(comparison.strategies) if (v := _ranking_value(each, comparison)) is not None
+        (value, i)
+        for i, strategy in enumerate(comparison.strategies)
+        if (value := _ranking_value(strategy, comparison)) is not None
     ]
     ranked = [comparison.strategies[i] for _, i in sorted(values)]
     if not ranked:
         reason = "They cannot be compared by speed: no two came equally far."
         if comparison.by == "target":
             reason = "None of them reached the target."
-        return [text, reason, "Each run's own account is below."]
+        return [sentence, reason, "Each run's own account is below."]
     best = ranked[0]
-    return [text, _fastest(best, comparison), _caveat(best, ranked, comparison)]
+    return [sentence, _fastest(best, comparison), _caveat(best, ranked, comparison)]
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
@@ -167,13 +172,13 @@ def _fastest(best: OverSeeds, comparison: SeedsComparison) -> str:
 
 def _caveat(best: OverSeeds, ranked: Sequence[OverSeeds], comparison: SeedsComparison) -> str:
     """Return a sentence about strategies that are not ranked, or about the steps of the fastest strategy."""
-    unranked = [each.strategy for each in comparison.strategies if each not in ranked]
+    unranked = [strategy.strategy for strategy in comparison.strategies if strategy not in ranked]
     if unranked:
         return f"Not ranked, because most of their runs did not come as far: {', '.join(unranked)}."
     differences = ", ".join(departures(best.runs[0]))
     if not differences:
         return "Its steps were the exact full gradient, so that nothing was traded for the speed."
-    other = next((each for each in ranked if not departures(each.runs[0])), None)
+    other = next((strategy for strategy in ranked if not departures(strategy.runs[0])), None)
     if other is None:
         return f"Its steps were not those of the full gradient: {differences}."
     speed = "" if other.speed_up is None or other.speed_up.median is None else f" ({other.speed_up.median:.1f} times)"
@@ -190,16 +195,16 @@ def compare_with_plan(run: Run) -> str:
         return ""
     interval, steps_taken = plan.seconds_per_step, max(run.steps - run.begun, 1)
     seconds = run.seconds / steps_taken
-    place = "above" if seconds > interval.high else "below" if seconds < interval.low else "within"
-    text = (
+    position = "above" if seconds > interval.high else "below" if seconds < interval.low else "within"
+    sentences = (
         f"The plan promised {duration(interval.median)} a step ({duration(interval.low)} to {duration(interval.high)}) "
         f"for a run of {plan.horizon:,} steps; this run of {count_steps(steps_taken)} took {duration(seconds)} a step, "
-        f"{place} that interval"
+        f"{position} that interval"
     )
     if plan.verdict == "change":
-        today = plan.today
-        text += f". Today's strategy, {today.strategy}, was expected to take {duration(today.seconds_per_step.median)}"
-    return text + "."
+        expected = duration(plan.today.seconds_per_step.median)
+        sentences += f". Today's strategy, {plan.today.strategy}, was expected to take {expected}"
+    return sentences + "."
 
 
 def departures(run: Run) -> list[str]:
@@ -262,5 +267,5 @@ def rounds(tasks: Tasks, workers: int) -> tuple[Floats, Flags]:
     np.add.at(count, (row, worker), 1)
     times, censored = np.zeros(count.shape), np.zeros(count.shape, dtype=bool)
     times[row, worker], censored[row, worker] = end - start, cut
-    whole = (count == 1).all(axis=1) & ~censored.all(axis=1)
-    return times[whole], censored[whole]
+    complete = (count == 1).all(axis=1) & ~censored.all(axis=1)
+    return times[complete], censored[complete]
