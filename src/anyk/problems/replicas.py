@@ -10,7 +10,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.arrays import Array, DType, Floats, Vector
-from anyk.errors import BadInput
+from anyk.errors import BadInput, describe_error
 from anyk.problems.base import Index, cut
 from anyk.problems.surroundings import Variables, differences
 
@@ -124,6 +124,17 @@ _UNKNOWN_CAUSE = (
 )
 
 
+def trial_rows(most: int, samples: int) -> Index:
+    """Return the rows of a trial: the first ones, or, if they are more than :data:`ROWS`, from all parts of the data.
+
+    >>> trial_rows(8, 100).tolist(), trial_rows(9, 90).tolist()
+    ([0, 1, 2, 3, 4, 5, 6, 7], [0, 11, 22, 33, 44, 55, 66, 77, 89])
+    """
+    if most <= ROWS or most >= samples:
+        return np.arange(min(most, samples))
+    return np.linspace(0, samples - 1, most).astype(np.intp)
+
+
 class Trial(NamedTuple):
     """The driver's gradient of a few samples, with which workers compare theirs.
 
@@ -169,7 +180,13 @@ class Trial(NamedTuple):
         """Raise :class:`~anyk.errors.BadInput` if this worker's gradient is not the driver's, and name the cause."""
         try:
             apart = self.apart(compute())
-        except Exception:  # the run itself reports it
+        except Exception as error:  # the run itself reports it, but for its cause
+            different = list(differences(self.variables, variables()))
+            if different:
+                raise BadInput(
+                    f"it cannot compute a gradient that the driver can ({describe_error(error)}): "
+                    f"{_cause_of(different)}"
+                ) from None
             return
         if not apart <= self.limit:
             raise BadInput(

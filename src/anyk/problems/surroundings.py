@@ -79,7 +79,7 @@ class _Survey:
         if isinstance(value, (*_PLAIN, np.generic)):
             yield name, _shown(value)
             return
-        if id(value) in self._seen or depth > _DEPTH or _is_generator(value):
+        if id(value) in self._seen or depth > _DEPTH or _is_generator(value) or _is_trained(value):
             return
         self._seen[id(value)] = value
         if not self._arrays and _has_many(value):
@@ -111,7 +111,9 @@ class _Survey:
         elif isinstance(value, type):
             yield name, f"class {value.__qualname__}"
             yield from self._class(value, depth)
-        elif not isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+        elif isinstance(value, types.BuiltinFunctionType):
+            yield name, f"function '{value.__name__}'"
+        elif not isinstance(value, types.ModuleType):
             yield from self._object(value, name, depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> Iterator[tuple[str, str]]:
@@ -232,6 +234,11 @@ def _is_generator(value: object) -> bool:
         "Random",
         "SystemRandom",
     )
+
+
+def _is_trained(value: object) -> bool:
+    """Return whether an object is a parameter of torch that an optimiser changes."""
+    return type(value).__name__ == "Parameter" and getattr(value, "requires_grad", False)
 
 
 def _has_many(value: Any) -> bool:

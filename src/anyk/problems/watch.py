@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from anyk.arrays import Vector
 from anyk.errors import BadInput
-from anyk.problems.replicas import Trial, sketch
+from anyk.problems.replicas import ROWS, Trial, sketch
 from anyk.problems.surroundings import Variables, differences
 
 DATA = "the data"  # the name of the arrays of samples, every change of which is one of the objective
@@ -18,6 +20,8 @@ DATA_SET = "the data set"  # the name of a map-style data set
 _EVERY_STEP = 64  # first steps, at each of which a watch glances at variables; then at every seventh:
 _STRIDE = 7
 _OFTEN = 3  # changes without an effect after which a glance ignores a variable
+_MANY = 1024  # samples, from all parts of the data, whose gradient shows whether a changed variable has an effect
+_SECONDS = 0.25  # that this gradient may take; otherwise it is one of fewer samples
 _NAMED = 3  # variables that a sentence names at most
 _REMEDY = (
     "workers compute with the copies that they got then: name a number or array that changes in values= of the "
@@ -46,9 +50,10 @@ class Watch:
     """Compares a gradient of a few samples, and the variables that are read for it, with those at the start.
 
     ``variables`` returns the present variables (``arrays=False``: without arrays), ``gradient`` computes with what the
-    user's objects are now. Variables that computing itself changes, such as counters, are ignored. So are others that
-    change without an effect on the gradient, unless the gradient is random or cannot be computed, or they are arrays
-    and elements of the data, of which the gradient shows only a few samples. ``limit``: the relative difference that
+    user's objects are now, and of at most as many samples as it is given. Variables that computing itself changes, such
+    as counters, are ignored. So are others that change without an effect on the gradient of more samples, unless the
+    gradient is random or cannot be computed, or they are arrays and elements of the data, of which not all samples are
+    looked at. ``limit``: the relative difference that
     rounding may cause. ``copied``: raise :class:`~anyk.errors.BadInput` if the copies that workers will get give
     another gradient already.
     """
@@ -56,7 +61,7 @@ class Watch:
     def __init__(
         self,
         variables: Callable[..., Variables],
-        gradient: Callable[[], Vector],
+        gradient: Callable[[int], Vector],
         limit: float,
         *,
         copied: Copied | None = None,
@@ -65,7 +70,13 @@ class Watch:
         before = variables()
         if copied is not None:
             self._compare_copies(copied, before, limit)
-        self._trial = Trial.of(gradient, limit, replicas=False)
+        began = time.perf_counter()
+        self._trial = Trial.of(partial(gradient, ROWS), limit, replicas=False)
+        seconds = (time.perf_counter() - began) / 2  # a trial computes the gradient twice
+        self._many = min(_MANY, int(ROWS * _SECONDS / seconds))
+        self._larger_trial: Trial | None = None
+        if self._trial is not None and self._many > ROWS:
+            self._larger_trial = Trial.of(partial(gradient, self._many), limit, replicas=False)
         moving = {name for name, *_ in differences(before, variables())}
         self._before = {name: value for name, value in before.items() if name not in moving}
         self._moving = moving
@@ -86,9 +97,12 @@ class Watch:
     def check(self) -> None:
         """Raise :class:`~anyk.errors.BadInput` if something has changed since the start, and name it."""
         different = list(differences(self._before, self._variables()))
-        moved = self._trial is not None and self._moved(self._trial)
+        moved = self._trial is not None and self._moved(self._trial, ROWS)
         if self._trial is not None and not moved:
-            different = [change for change in different if _is_of_samples(*change)]
+            of_samples = [change for change in different if _is_of_samples(*change)]
+            others = len(different) > len(of_samples)
+            if not (others and self._larger_trial is not None and self._moved(self._larger_trial, self._many)):
+                different = of_samples
         if different:
             raise BadInput(f"{_named(different, 'the run began')}; {_REMEDY}")
         if moved:
@@ -98,15 +112,15 @@ class Watch:
 
     def _compare_copies(self, copied: Copied, now: Variables, limit: float) -> None:
         trial = Trial.of(copied.gradient, limit, replicas=False)
-        if trial is None or not self._moved(trial):
+        if trial is None or not self._moved(trial, ROWS):
             return
         different = list(differences(copied.variables(), now))
         what = _named(different, "the problem was made") if different else "the module has changed since then"
         raise BadInput(f"the problem trains the copy of the module that it was made with, and {what}; {_ANEW}")
 
-    def _moved(self, trial: Trial) -> bool:
+    def _moved(self, trial: Trial, samples: int) -> bool:
         try:
-            gradient = self._gradient()
+            gradient = self._gradient(samples)
         except Exception:  # such as an object that has lost an attribute
             return True
         return not (np.isfinite(sketch(gradient)).all() and trial.apart(gradient) <= trial.limit)

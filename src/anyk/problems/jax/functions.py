@@ -32,7 +32,7 @@ from anyk.problems.network_problem import (
     metric_number,
     with_weights,
 )
-from anyk.problems.replicas import ROWS, adds_up, model_like, not_a_sum, nudge_signs, trial_groups
+from anyk.problems.replicas import adds_up, model_like, not_a_sum, nudge_signs, trial_groups, trial_rows
 from anyk.problems.surroundings import variables_of
 from anyk.problems.values import Leaves, Values
 from anyk.problems.watch import DATA, Watch
@@ -310,12 +310,12 @@ class JaxProblem(NetworkProblem):
         limit = _ROUNDINGS * float(np.finfo(self.dtype).eps)
         return Watch(partial(variables_of, roots), self._gradient_now, limit)
 
-    def _gradient_now(self) -> Vector:
+    def _gradient_now(self, rows: int) -> Vector:
         """Return the gradient of a few rows, for which the loss is traced anew."""
         import jax
 
         head, network = self._data.head, self._network
-        batch = head.batch(slice(0, min(ROWS, head.tried)))
+        batch = head.batch(trial_rows(rows, head.tried))
         gradient = jax.jit(jax.grad(lambda w: network.total(w, self._held, batch, SEED)))
         return np.asarray(gradient(model_like(network.scales, self.dtype)))
 

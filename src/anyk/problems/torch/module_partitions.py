@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from anyk.problems.base import Ends, Index
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
 from anyk.problems.generators import cuda_generators, preserved_generators, seeded_generators
-from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws
+from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.module_checks import check_loss, check_samples
 from anyk.problems.torch.network import (
@@ -138,15 +138,15 @@ class TorchPartitions(Batches):
         roots = {"the loss": network.loss, "the module": network.module, "count": network.count}
         return variables_of({**roots, **self.data.code})
 
-    def tried_with(self, network: Network) -> Vector:
-        """Return the gradient of the same few samples as computed with another network."""
+    def tried_with(self, network: Network, most: int) -> Vector:
+        """Return the gradient of the first samples, or of more than these, as computed with another network."""
         other = copy.copy(self)
         other._network = network
-        return other._tried()
+        return other._tried(most)
 
-    def _tried(self) -> Vector:
+    def _tried(self, most: int = ROWS) -> Vector:
         head, (first, last) = self.data.head, self._bounds[0]
-        rows = np.arange(min(ROWS, head.tried, self.sizes[0]))  # without opening a file
+        rows = trial_rows(most, min(head.tried, self.sizes[0]))  # without opening a file
         return self.gradient_sum(
             model_like(self._scales, self.dtype), PartitionSamples(head, 0, first, last, rows, rows)
         )
@@ -299,10 +299,11 @@ def modes_of(module: torch.nn.Module) -> dict[str, str]:
 
 
 @contextmanager
-def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[None]:
+def as_initial(module: torch.nn.Module, initial: torch.nn.Module, given_modes: Mapping[str, str]) -> Iterator[None]:
     """Let a module compute with the frozen parameters and the buffers of another, for a while.
 
-    If it is in evaluation mode as a whole, it computes with the other's modes, too.
+    It computes with the other's modes, too, if it is in evaluation mode as a whole, or has the modes in which it was
+    given: ``train()`` of the module, which was then called for the other, may set parts to evaluation mode.
     """
     parameters = [(parameter, parameter.data, parameter.requires_grad) for parameter in module.parameters()]
     modes = [(part, part.training) for part in module.modules()]
@@ -318,7 +319,7 @@ def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[No
                     parameter.data = initial_parameter.data.to(parameter.device)
             for buffer, initial_buffer in zip(module.buffers(), initial.buffers(), strict=True):
                 buffer.copy_(initial_buffer)
-            if not module.training:
+            if modes_of(module) in ({}, given_modes):
                 for (part, _), initial_part in zip(modes, initial.modules(), strict=True):
                     part.training = initial_part.training
             yield

@@ -29,7 +29,7 @@ from anyk.problems.generators import seeded_generators
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
-from anyk.problems.replicas import TOGETHER, trial_groups
+from anyk.problems.replicas import ROWS, TOGETHER, trial_groups
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.hooks import call_hooks, has_hooks
 from anyk.problems.torch.loaders import is_loader, read_loader
@@ -85,6 +85,10 @@ if TYPE_CHECKING:
 _STATISTICS_ITEMS = 1024  # number of items for running statistics, if a data set is read item by item
 _ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 _TRIED = 2  # samples on which module and loss are tried; batch norm needs two
+_IN_EVALUATION = (
+    "the module was in evaluation mode as a whole, and is trained in training mode (dropout, statistics of the batch); "
+    "parts that are to stay in evaluation mode are set to it after module.train()"
+)
 _WEIGHED = 3  # samples whose losses are computed one by one and from outputs together
 
 
@@ -214,6 +218,8 @@ class TorchProblem(NetworkProblem):
         check_options(device, precision, microbatch, threads, num_workers, better, functions)
         takes, mean = takes_module(loss), is_mean(loss, reduction)
         check_module(module)
+        if not module.training:
+            self.data_remarks = (*self.data_remarks, _IN_EVALUATION)
         with as_bad_input("the module cannot be copied", Exception):
             twin = copy.deepcopy(module).cpu()
             twin.zero_grad(set_to_none=True)
@@ -226,6 +232,7 @@ class TorchProblem(NetworkProblem):
         self._network.take_values(self.changing_values.names)
         self._network.set_values(self.changing_values.build(self.changing_values.initial))
         self.module, self._given = module, list(module.parameters())
+        self._given_modes = modes_of(module)
         self._given_loss, self._given_mean = loss, mean
         ignored = ignored_target(loss)
         parameters = trainable_parameters(twin)
@@ -451,16 +458,16 @@ class TorchProblem(NetworkProblem):
             objects = {**roots, "the module": self.module, f"{DATA}'s length": len(items)}
             return variables_of(objects, arrays=arrays) | modes_of(self.module)
 
-        def gradient() -> Vector:
-            with as_initial(self.module, copies):
-                return partitions.tried_with(live)
+        def gradient(samples: int) -> Vector:
+            with as_initial(self.module, copies, self._given_modes):
+                return partitions.tried_with(live, samples)
 
         def copied_gradient() -> Vector:
             copied = copy.copy(live)
             there = next(copies.parameters()).device == live.place
             copied.module = copies if there else copy.deepcopy(copies).to(live.place)
-            with as_initial(copied.module, copies):
-                return partitions.tried_with(copied)
+            with as_initial(copied.module, copies, {}):
+                return partitions.tried_with(copied, ROWS)
 
         rounding = _ROUNDINGS * float(np.finfo(self.dtype).eps)
         limit = rounding if live.kind == "cpu" and live.precision is None else partitions.rounding()
