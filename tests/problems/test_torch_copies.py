@@ -417,6 +417,13 @@ class Mixing(nn.Module):
         return outputs - outputs.mean(dim=0)
 
 
+class Whitening(Mixing):
+    """Divides by a standard deviation over the batch, which a single sample has not."""
+
+    def forward(self, x):
+        return self.l((x - x.mean(dim=0)) / x.std(dim=0))
+
+
 class ClippedInside(nn.Module):
     def __init__(self):
         super().__init__()
@@ -429,7 +436,7 @@ class ClippedInside(nn.Module):
         return self.b(hidden)
 
 
-@pytest.mark.parametrize("module", [Mixing(), ClippedInside()])
+@pytest.mark.parametrize("module", [Mixing(), Whitening(), ClippedInside()])
 def test_gradients_that_are_no_sum_are_refused(module):
     with pytest.raises(anyk.BadInput, match="a layer mixes the samples of a batch, or a hook changes"):
         TorchProblem(module, CROSS_ENTROPY, (X, Y))

@@ -47,18 +47,27 @@ def trial_groups(arrays: Sequence[Array], samples: int, together: int = TOGETHER
         yield np.sort(group)
 
 
-def adds_up(measure: Measure, count: int, *, tolerance: float, singles: Index | None = None, vectors: int = 1) -> bool:
+def adds_up(
+    measure: Measure,
+    count: int,
+    *,
+    tolerance: float,
+    singles: Index | None = None,
+    vectors: int = 1,
+    together: int = 1,
+) -> bool:
     """Return whether the loss of ``count`` samples and its gradient are the sums over single samples, up to rounding.
 
     ``measure(places, nudge)`` returns the summed loss of the samples at these places, followed by its gradient, which
     consists of ``vectors`` vectors of equal length. With a ``nudge`` from 0 to 3 the numbers that the loss is computed
     from are changed by some roundings. ``singles``: the places of the samples that are measured one by one, by default
-    all; if these are fewer, only gradients are compared. ``tolerance``: a relative difference that is always accepted.
+    all; if these are fewer, only gradients are compared. ``together``: samples that count as one, such as 2 if a single
+    one has no loss. ``tolerance``: a relative difference that is always accepted.
 
     Returns True also where the answer cannot be found: if the loss draws random numbers, or is not finite.
     """
     every = np.arange(count)
-    places = every if singles is None else singles
+    places = every[::together] if singles is None else singles
 
     def sizes(measured: Floats) -> Floats:
         """Return the absolute loss, and the norm of the longest vector of the gradient."""
@@ -69,7 +78,7 @@ def adds_up(measure: Measure, count: int, *, tolerance: float, singles: Index | 
         """Return the sum over single samples, one in memory at a time, and the sizes of each."""
         total, each = np.zeros_like(whole), []
         for place in places:
-            own = measure(every[place : place + 1], None)
+            own = measure(every[place : place + together], None)
             total += own
             each.append(sizes(own))
         return total, np.array(each)
@@ -79,7 +88,7 @@ def adds_up(measure: Measure, count: int, *, tolerance: float, singles: Index | 
         return True
     total, each = measure_singly()
     difference = sizes(total - whole)
-    if len(places) < count:
+    if len(places) * together < count:
         difference[0] = 0.0  # the loss cannot be compared
     allowed = tolerance * np.max([sizes(whole), *each], axis=0)
     if (difference <= allowed).all() or not np.array_equal(measure_singly()[1], each, equal_nan=True):

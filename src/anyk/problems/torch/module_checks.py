@@ -133,6 +133,7 @@ def takes_module(loss: object) -> bool:
     return len(names) > 1 and names[0] in _MODULE_NAMES
 
 
+_PAIR = 2  # samples that are compared together if a single one has no gradient
 _SINGLES = 8  # largest number of samples of a batch whose losses are computed one by one
 _OUTPUTS_ADVICE = (
     "to ignore targets give torch's own CrossEntropyLoss(ignore_index=…) or NLLLoss, which is exact, else a loss that "
@@ -198,9 +199,9 @@ def check_loss(network: Network, outputs: object, targets: torch.Tensor, samples
 
 
 def check_mixing(network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str) -> None:
-    """Refuse modules whose gradient of several samples is not the sum of the gradients of each sample.
+    """Refuse modules whose gradient of several samples is not the sum of the gradients of each sample, or each two.
 
-    Nothing is compared if a batch norm mixes samples also in evaluation mode, or if a single sample fails.
+    Nothing is compared if a batch norm mixes samples also in evaluation mode, or if single samples and pairs fail.
     """
     network.module.eval()
     mixes = normalises_batches(network.module)
@@ -262,10 +263,22 @@ def check_samples(
             )
         return np.asarray(flat * (batch_terms if network.mean else 1.0))
 
+    def is_sum() -> bool:
+        try:
+            return adds_up(measure, count, tolerance=_tolerance(network))
+        except BadInput:
+            raise
+        except Exception:  # as of a standard deviation, which a single sample has not
+            if not lenient or count < 2 * _PAIR:
+                raise
+        of_pairs = adds_up(measure, count - count % _PAIR, tolerance=_tolerance(network), together=_PAIR)
+        terms[1] = np.nan
+        return of_pairs
+
     network.module.eval()
     try:
         with warnings.catch_warnings(action="ignore"), torch.enable_grad():
-            correct = adds_up(measure, count, tolerance=_tolerance(network))
+            correct = is_sum()
     except BadInput:
         raise
     except Exception:  # the run reports what fails
