@@ -29,6 +29,8 @@ _EXPANSION = 8  # only files that expand more than this are refused
 _CHUNK = 4096  # rows that are converted together: as text they take ten times the memory of numbers
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'", " ": "spaces"}
 _TOO_LONG = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas' words
+_ENOUGH = 5  # rows below the first one by which its numbers can be told from data
+_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 _CODE = re.compile(r"[ \t]*[+-]?0\d+[ \t]*")
 # whole numbers that float64 would change: with zeros in front, as codes have them, or of more than 15 digits
 CODES = re.compile(r"^[ \t]*[+-]?0\d+[ \t]*$", re.MULTILINE)
@@ -175,13 +177,15 @@ class Table:
     """Columns of equal length: float64 with NaN for a missing number, or text as str objects with None if missing.
 
     ``header``: whether the names are from the file; otherwise they are "column 0", "column 1" and so on. ``refused``:
-    for each column why its values could not be read, empty if all could be.
+    for each column why its values could not be read, empty if all could be. ``index``: the names of columns that are
+    left out, as pandas stored its index in them.
     """
 
     names: tuple[str, ...]
     columns: tuple[Array, ...]
     header: bool
     refused: tuple[str, ...] = ()
+    index: tuple[str, ...] = ()
 
     def check_readable(self, places: Iterable[int], file: Path | str) -> None:
         """Raise BadInput if one of the columns at ``places`` has values that could not be read."""
@@ -440,7 +444,8 @@ def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool
     """Return whether the first row contains the names of the columns below it; raise BadInput if this is ambiguous.
 
     Text above numbers is a name. A number above numbers, and text that occurs again in its column, are data. The
-    numbers 0, 1, 2, … or 1, 2, 3, … are names after an empty cell (pandas writes unnamed columns so), else ambiguous.
+    numbers 0, 1, 2, … or 1, 2, 3, … are names after an empty cell (pandas writes unnamed columns so), else ambiguous,
+    as are other numbers at equal distances, such as years, and whole numbers far from the fractions below them.
     """
     cells = [cell.strip() for cell in first]
     words = {i for i, cell in enumerate(cells) if not is_missing(cell) and not is_number(cell)}
@@ -449,17 +454,40 @@ def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool
     ambiguous = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; give header=yes or header=no"
     if not words:
         labels = cells[1:] if cells[0] == "" else cells
-        if len(labels) < 3 or labels not in ([str(i + start) for i in range(len(labels))] for start in (0, 1)):
-            return False
-        if cells[0]:
+        counted = labels in ([str(i + start) for i in range(len(labels))] for start in (0, 1))
+        if len(labels) >= 3 and counted and not cells[0]:
+            return True
+        if (len(labels) >= 3 and _equally_spaced(labels)) or _far_above(cells, columns):
             raise BadInput(ambiguous)
-        return True
+        return False
     names = words & numeric
     if not names and any(cells[i] in columns[i] for i in words):
         return False
     repeated = not names and len(columns[0]) and len(set(cells)) < len(cells)
     if numbers or repeated:
         raise BadInput(ambiguous)
+    return True
+
+
+def _equally_spaced(cells: Sequence[str]) -> bool:
+    """Return whether cells are numbers at equal distances, as years or wavelengths in names of columns."""
+    if not all(map(is_number, cells)):
+        return False
+    numbers = np.array(list(map(float, cells)))
+    steps = np.diff(numbers)
+    return bool(np.isfinite(numbers).all() and steps[0] and np.allclose(steps, steps[0], rtol=1e-6, atol=0.0))
+
+
+def _far_above(cells: Sequence[str], columns: Sequence[Array]) -> bool:
+    """Return whether whole numbers are farther from the fractions below them than these are from each other."""
+    if len(columns) < 2 or len(columns[0]) < _ENOUGH or not all(map(is_number, cells)):
+        return False
+    for cell, column in zip(cells, columns, strict=True):
+        below = column[np.isfinite(column)] if column.dtype.kind == "f" else column[:0]
+        if len(below) < _ENOUGH or not float(cell).is_integer() or (below == np.floor(below)).all():
+            return False
+        if np.abs(below - float(cell)).min() <= np.ptp(below):
+            return False
     return True
 
 
@@ -538,7 +566,13 @@ def read_parquet(
             for i in places
         )
     refused = tuple(unreadable.get(i, "") for i in places)
-    return Table(tuple(str(schema.names[i]) for i in places), columns, True, refused if any(refused) else ())
+    return Table(
+        tuple(str(schema.names[i]) for i in places),
+        columns,
+        True,
+        refused if any(refused) else (),
+        tuple(name for name in schema.names if name in index and not _UNNAMED_INDEX.fullmatch(name)),
+    )
 
 
 def _dates_of(column: Any) -> Array:
