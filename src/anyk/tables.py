@@ -445,7 +445,7 @@ def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool
 
     Text above numbers is a name. A number above numbers, and text that occurs again in its column, are data. The
     numbers 0, 1, 2, … or 1, 2, 3, … are names after an empty cell (pandas writes unnamed columns so), else ambiguous,
-    as are other numbers at equal distances, such as years, and whole numbers far from the fractions below them.
+    as are other whole numbers at equal distances, such as years, and whole numbers far from the fractions below them.
     """
     cells = [cell.strip() for cell in first]
     words = {i for i, cell in enumerate(cells) if not is_missing(cell) and not is_number(cell)}
@@ -457,7 +457,7 @@ def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool
         counted = labels in ([str(i + start) for i in range(len(labels))] for start in (0, 1))
         if len(labels) >= 3 and counted and not cells[0]:
             return True
-        if (len(labels) >= 3 and _equally_spaced(labels)) or _far_above(cells, columns):
+        if (len(labels) >= 3 and _counts_columns(labels, columns[-len(labels) :])) or _far_above(cells, columns):
             raise BadInput(ambiguous)
         return False
     names = words & numeric
@@ -469,13 +469,20 @@ def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool
     return True
 
 
-def _equally_spaced(cells: Sequence[str]) -> bool:
-    """Return whether cells are numbers at equal distances, as years or wavelengths in names of columns."""
-    if not all(map(is_number, cells)):
+def _counts_columns(cells: Sequence[str], columns: Sequence[Array]) -> bool:
+    """Return whether cells are whole numbers at equal distances, such as years, unlike the numbers below them.
+
+    These have fractions, or the distance is 1 in the first row and not in another.
+    """
+    if not all(re.fullmatch(r"\d{1,15}", cell) for cell in cells):
         return False
-    numbers = np.array(list(map(float, cells)))
-    steps = np.diff(numbers)
-    return bool(np.isfinite(numbers).all() and steps[0] and np.allclose(steps, steps[0], rtol=1e-6, atol=0.0))
+    steps = set(np.diff(list(map(int, cells))).tolist())
+    if len(steps) > 1 or steps == {0}:
+        return False
+    below = np.array([column for column in columns if column.dtype.kind == "f"])
+    if below.size and (below != np.floor(below)).any():
+        return True
+    return steps == {1} and not (len(below) == len(cells) and (np.diff(below, axis=0) == 1.0).all())
 
 
 def _far_above(cells: Sequence[str], columns: Sequence[Array]) -> bool:
