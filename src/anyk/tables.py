@@ -29,6 +29,7 @@ _EXPANSION = 8  # only files that expand more than this are refused
 _CHUNK = 4096  # rows that are converted together: as text they take ten times the memory of numbers
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'", " ": "spaces"}
 _TOO_LONG = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas' words
+HEADER_SETTING = "give header=yes or header=no"
 _ENOUGH = 5  # rows below the first one by which its numbers can be told from data
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 _CODE = re.compile(r"[ \t]*[+-]?0\d+[ \t]*")
@@ -247,13 +248,15 @@ def read_csv(
     header: bool | None = None,
     text: Callable[[Sequence[str]], Iterable[int]] | None = None,
     exact: bool = False,
+    remedy: str = HEADER_SETTING,
 ) -> Table:
     """Read a CSV file in UTF-8, separated by commas; it may be compressed (``.gz``, ``.bz2``).
 
     A column is numeric if all its cells are numbers or missing, else text. ``header``: whether the first row contains
     names; with None :func:`has_header` decides. ``text``: a function that returns, for the names of all columns, the
     indices of the columns to read as text. ``exact``: columns with codes such as 007, or whole numbers of more than 15
-    digits, are text, too. Raises BadInput for an ambiguous header and for a file of any other format.
+    digits, are text, too. ``remedy``: what to do about a header that is ambiguous, for the error. Raises BadInput for
+    it and for a file of any other format.
     """
     as_text: set[int] = set()  # columns whose cells must not be converted to numbers
     if text is not None:
@@ -267,7 +270,7 @@ def read_csv(
         as_text |= text_columns  # read the file again, as some of their chunks contain only numbers
     columns = [np.concatenate(parts) for parts in zip(*chunks, strict=True)] or [np.empty(0) for _ in first]
     if header is None:
-        header = has_header(file, first, columns)
+        header = has_header(file, first, columns, remedy)
         if not header:
             cells = (
                 convert_cells([cell], column.dtype.kind == "O") for cell, column in zip(first, columns, strict=True)
@@ -440,7 +443,7 @@ def convert_cells(cells: Sequence[str] | Array, text: bool, kept: re.Pattern[str
     return column
 
 
-def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool:
+def has_header(file: Path | str, first: list[str], columns: list[Array], remedy: str = HEADER_SETTING) -> bool:
     """Return whether the first row contains the names of the columns below it; raise BadInput if this is ambiguous.
 
     Text above numbers is a name. A number above numbers, and text that occurs again in its column, are data. The
@@ -451,7 +454,7 @@ def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool
     words = {i for i, cell in enumerate(cells) if not is_missing(cell) and not is_number(cell)}
     numeric = {i for i, column in enumerate(columns) if column.dtype.kind == "f" and len(column)}
     numbers = {i for i in numeric - words if not is_missing(cells[i])}
-    ambiguous = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; give header=yes or header=no"
+    ambiguous = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; {remedy}"
     if not words:
         labels = cells[1:] if cells[0] == "" else cells
         counted = labels in ([str(i + start) for i in range(len(labels))] for start in (0, 1))
