@@ -1,12 +1,14 @@
 """What a PyTorch module is must not be lost by computing with copies of it; plain torch is the oracle."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
 
 import anyk
 from anyk.clusters import Simulated
+from anyk.clusters.remote.shipping import ship, unship
 from anyk.optimizers import TorchOptimizer
 from anyk.problems import TorchProblem
 
@@ -446,3 +448,18 @@ def test_gradients_divided_by_frequencies_are_refused():
     module = nn.Sequential(nn.Embedding(10, 4, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 3))
     with pytest.raises(anyk.BadInput, match="'0' divides gradients by how often a number occurs"):
         TorchProblem(module, CROSS_ENTROPY, (torch.randint(0, 10, (40, 2)), Y))
+
+
+def test_a_cached_function_of_a_script_reaches_workers():
+    @functools.lru_cache(maxsize=7)
+    def scale(width):
+        return 2.0 * width
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(scale(3) * outputs, targets)
+
+    problem = TorchProblem(nn.Linear(5, 3), loss, (X, Y))
+    copied = unship([memoryview(bytes(part)) for part in ship(problem.split(2))])
+    w = problem.initial()
+    np.testing.assert_array_equal(copied.partial_gradient(0, w), problem.split(2).partial_gradient(0, w))
+    assert scale.cache_parameters()["maxsize"] == 7

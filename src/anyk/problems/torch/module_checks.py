@@ -23,6 +23,7 @@ from anyk.problems.base import Better, Index
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.generators import seeded_generators
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
+from anyk.problems.surroundings import Variables, differences, variables_of
 from anyk.problems.torch.network import Network, is_norm, normalises_batches, parts_of, trainable_parameters
 
 if TYPE_CHECKING:
@@ -342,12 +343,12 @@ State = dict[str, list[Any]]  # tensors and numbers by the name of the buffer or
 
 
 def check_forward(network: Network, batches: Sequence[Batch]) -> None:
-    """Refuse parameters, buffers and attributes whose value after a forward pass depends on earlier passes.
+    """Refuse parameters, buffers, attributes and variables whose value after a pass depends on earlier passes.
 
     The exception is the running statistics of batch norm, which are computed anew to evaluate. A pass may set values
     that do not depend on the past, such as its activations or a table that all batches share. ``batches``: one, or two
     of the same shapes; the second shows state that only the first pass ever sets. The run reports passes that fail.
-    Changes that happen only now and then, or outside of modules, are not found here.
+    Changes that happen only now and then, or in objects that no code names, are not found here.
     """
     try:
         first, second, *third = _states_after(network, [batches[0], *batches])
@@ -387,17 +388,27 @@ def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
     for parameter in own.module.parameters():
         if parameter.requires_grad:
             parameter.data = moved(parameter)
-    states = []
+    states, outside = [], []
     for batch in batches:
         with seeded_generators(0, torch.device("cpu")):
             own.loss_of(batch)
         states.append(_state_of(own))
+        outside.append(_variables_outside(own))
+    for name, *_ in differences(*outside[:2]) if len(outside) > 1 else ():
+        raise _refusal(name)
     for (place, before), (_, after) in zip(_roots(network), _roots(own), strict=True):
         parameters = dict(after.named_parameters())
         for name, parameter in before.named_parameters():
             if name in parameters and _differ(moved(parameter), parameters[name].detach()):
                 raise _refusal(f"parameter '{name}'{place}")
     return states
+
+
+def _variables_outside(network: Network) -> Variables:
+    """Return the numbers outside of parts of the module, such as global counters, that forward pass and loss read."""
+    found = variables_of({"the loss": network.loss, "the module": network.module}, arrays=False)
+    outside = ("variable '", " of class ", " of attribute '")
+    return {name: value for name, value in found.items() if any(word in name for word in outside)}
 
 
 def _roots(network: Network) -> list[tuple[str, torch.nn.Module]]:

@@ -89,6 +89,11 @@ _IN_EVALUATION = (
     "the module was in evaluation mode as a whole, and is trained in training mode (dropout, statistics of the batch); "
     "parts that are to stay in evaluation mode are set to it after module.train()"
 )
+_IRREPEATABLE = (
+    "module and loss give another gradient of the same samples each time, as by a random generator of their own or a "
+    "value that each pass changes: each worker goes on from its own copy of it, workers cannot be compared, and a "
+    "replay cannot repeat the run"
+)
 _WEIGHED = 3  # samples whose losses are computed one by one and from outputs together
 
 
@@ -306,6 +311,11 @@ class TorchProblem(NetworkProblem):
             batch = map_tensors(head.batch(slice(0, size)), lambda tensor: tensor.clone())
             partitions = TorchPartitions(network, DeviceSamples(batch, size), cut(size, 1))
             gradient = partitions.partial_gradient(0, self.initial())
+            again = partitions.partial_gradient(0, self.initial())
+            if not np.allclose(
+                gradient, again, rtol=1e-3, atol=1e-3 * float(np.nanmax(np.abs(gradient), initial=0.0)), equal_nan=True
+            ):
+                self.data_remarks = (*self.data_remarks, _IRREPEATABLE)
             ends = np.cumsum([prod(shape) for shape in self.shapes])[:-1]
             without = [lacks_gradient(piece) for piece in np.split(gradient, ends)]
             self.unused_parameters = frozenset(np.flatnonzero(without).tolist())
