@@ -256,8 +256,10 @@ def test_a_gradient_of_zeros_is_a_gradient():
 # ------------------------------------------------------------------------------------------------------------- loops
 
 
-def test_closures_take_a_round_for_each_evaluation():
+@pytest.mark.parametrize("seed", [0, 3])  # with 3, a step begins with an evaluation where the last one ended
+def test_closures_take_a_round_for_each_evaluation(seed):
     for search in (None, "strong_wolfe"):
+        torch.manual_seed(seed)
         given = nn.Linear(5, 3)
         plain, mine, own = (copy.deepcopy(given) for _ in range(3))
         first, second, third = (

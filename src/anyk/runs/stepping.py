@@ -189,6 +189,7 @@ class SteppedRounds:
     _run: Run | None = None
     _error: BaseException | None = None
     _parameters: list[Any] = field(default_factory=list)  # the module's, that are trained
+    evaluates: bool = False  # whether an optimiser evaluates a closure, which need not change the model each time
 
     @property
     def run(self) -> Run:
@@ -255,7 +256,7 @@ class SteppedRounds:
                             idle = idle + nonzero if np.array_equal(before, step.model) else None
                         if lost and not unused:
                             warnings.warn(_LOST.format(lost=lost), RuntimeWarning, stacklevel=_outside())
-                        lost = lost + nonzero if unused else 0
+                        lost = lost + nonzero if unused and not self.evaluates else 0
                 self._ends.put(None)
         finally:
             self._loop.over = True
