@@ -132,6 +132,7 @@ class Optimizer(AbstractContextManager["Optimizer"]):
                 f"under '{self._strategy.spec}' two evaluations of a closure have gradients of different data or "
                 "models; use a strategy with full batches whose rounds wait for the newest model, such as 'uncoded'"
             )
+        self._rounds.evaluates = True
         steps: list[Step] = []
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 

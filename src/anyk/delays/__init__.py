@@ -21,7 +21,15 @@ from anyk.delays.models import (
     Uniform,
     fit,
 )
-from anyk.delays.time_tables import TimeTable, in_order, interpreted, plain_name, read_arrays, summarised
+from anyk.delays.time_tables import (
+    TimeTable,
+    in_order,
+    interpreted,
+    plain_name,
+    read_arrays,
+    read_times,
+    summarised,
+)
 from anyk.delays.trace import Table, Trace
 from anyk.errors import BadInput
 from anyk.specs import Registry, absolute, with_files
@@ -155,6 +163,7 @@ __all__ = [
     "parse",
     "plain_name",
     "read_arrays",
+    "read_times",
     "register",
     "registry",
     "resolve_paths",

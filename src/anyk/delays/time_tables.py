@@ -85,6 +85,9 @@ def summarised(times: Floats, remarks: Sequence[str]) -> str:
     """Return the size of a table of times in seconds, remarks, and the median and longest time, in one line."""
     rounds, workers = times.shape
     size = f"{rounds:,} round{'s' * (rounds != 1)} x {workers:,} worker{'s' * (workers != 1)}"
+    zeros = int((times == 0.0).sum())
+    if 0 < 2 * zeros < times.size:
+        remarks = [*remarks, f"{zeros:,} times of 0 s taken as measured, a guess (an empty cell is an absence)"]
     return ", ".join([size, *remarks, f"median {np.nanmedian(times):.3g} s, longest {np.nanmax(times):.3g} s"])
 
 
@@ -102,7 +105,7 @@ def read_measured(file: Path, *, unit: str | None, max_gb: float | None) -> Time
     if name.endswith(".npz"):
         measured = read_arrays(file, unit=unit, max_gb=max_gb)
     else:
-        table = read_parquet(file, allowed) if name.endswith(".parquet") else read_csv(file, allowed)
+        table = read_parquet(file, allowed) if name.endswith(".parquet") else read_times(file, allowed)
         measured = interpreted(file, table, unit=unit)
     times = measured.times
     wrong = np.argwhere(~((times >= 0) & (times <= MOST)))
@@ -119,6 +122,11 @@ def read_measured(file: Path, *, unit: str | None, max_gb: float | None) -> Time
             f"round {row}"
         )
     return measured
+
+
+def read_times(file: Path, allowed: Limit) -> Table:
+    """Return the columns of a CSV file of times."""
+    return read_csv(file, allowed, remedy="write names that are no numbers, such as worker0, or leave them out")
 
 
 def read_arrays(file: Path, *, unit: str | None, max_gb: float | None) -> TimeTable:
@@ -158,11 +166,13 @@ def in_seconds(
 
 
 def _from_npz(file: Path, allowed: Limit) -> TimeTable:
-    arrays, names = read_npz(file, allowed, ("seconds", "load", "censored"))
+    arrays, names = read_npz(file, allowed, ("seconds", "load", "censored", "workers"))
     if "seconds" not in arrays:
         raise BadInput(
             f"'{shown(file)}' has no array 'seconds' (rounds x workers); it has {', '.join(map(shown, names[:9]))}"
         )
+    called = arrays.pop("workers", None)
+    unused = [name for name in names if name not in (*arrays, "workers")]
     for name, values in arrays.items():
         if values.dtype.kind not in "biuf":
             raise BadInput(f"array '{name}' of '{shown(file)}' must hold numbers, got {values.dtype}")
@@ -180,7 +190,17 @@ def _from_npz(file: Path, allowed: Limit) -> TimeTable:
         times, cut = times[:, 1:], None if cut is None else cut[:, 1:]
         remarks = ("row numbers in the first column left out",)
     share = None if load is None else float(load.item())
-    return TimeTable(times, share, None if cut is None else cut.astype(bool), remarks=remarks)
+    workers: Names = ()
+    if called is not None:
+        if times.ndim != 2 or called.shape != times.shape[1:] or called.dtype.kind not in "iuU":
+            raise BadInput(
+                f"'workers' in '{shown(file)}' must be a name or number for each column of 'seconds', got "
+                f"{called.dtype} of shape {called.shape}"
+            )
+        workers = tuple(called.tolist())
+    if unused:
+        remarks += (f"{listed(unused)} not used",)
+    return TimeTable(times, share, None if cut is None else cut.astype(bool), remarks=remarks, workers=workers)
 
 
 # ------------------------------------------------------------------------------------------- tables

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.delays import Named, TimeTable, interpreted, read_arrays
+from anyk.delays import Named, TimeTable, interpreted, read_arrays, read_times
 from anyk.errors import BadInput
 from anyk.fleet.records.json_traces import is_json, read_json
 from anyk.fleet.records.other_programs import COLUMNS, is_event_log, read_event_log, read_operations
@@ -63,7 +63,7 @@ def _of_file(path: Path, unit: str | None, max_gb: float | None, named: Named) -
     check_input_file(path, "fleet record")
     name = path.name.lower()
     if name.endswith(_TABLES):
-        table = (read_parquet if name.endswith(".parquet") else read_csv)(path, limit(path, max_gb))
+        table = (read_parquet if name.endswith(".parquet") else read_times)(path, limit(path, max_gb))
         columns = {column.strip().lower() for column in table.names} if table.header else set()
         if columns >= COLUMNS and not named:
             return read_operations(path, table)
