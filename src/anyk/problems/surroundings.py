@@ -41,7 +41,7 @@ def variables_of(roots: Mapping[str, object], *, arrays: bool = True) -> Variabl
     numbers are omitted, as are functions of libraries. ``roots``: the objects, by the names that messages give them.
 
     >>> variables_of({"the loss": partial(max, 0.5)})
-    {'argument 0 of the loss': '0.5'}
+    {'the loss': "function 'max'", 'argument 0 of the loss': '0.5'}
     """
     found: Variables = {}
     survey = _Survey(arrays=arrays)
