@@ -353,7 +353,9 @@ def _is_trained(value: object) -> bool:
 
 def _has_many(value: Any) -> bool:
     """Return whether an object is an array or tensor of several numbers."""
-    shape = getattr(value, "shape", None)
+    if not hasattr(type(value), "shape"):  # an object's own __getattr__ may do anything
+        return False
+    shape = value.shape
     return isinstance(shape, tuple) and any(size != 1 for size in shape)
 
 
