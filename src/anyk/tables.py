@@ -29,6 +29,9 @@ _EXPANSION = 8  # only files that expand more than this are refused
 _CHUNK = 4096  # rows that are converted together: as text they take ten times the memory of numbers
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'", " ": "spaces"}
 _TOO_LONG = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas' words
+HEADER_SETTING = "give header=yes or header=no"
+_ENOUGH = 5  # rows below the first one by which its numbers can be told from data
+_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 _CODE = re.compile(r"[ \t]*[+-]?0\d+[ \t]*")
 # whole numbers that float64 would change: with zeros in front, as codes have them, or of more than 15 digits
 CODES = re.compile(r"^[ \t]*[+-]?0\d+[ \t]*$", re.MULTILINE)
@@ -175,13 +178,15 @@ class Table:
     """Columns of equal length: float64 with NaN for a missing number, or text as str objects with None if missing.
 
     ``header``: whether the names are from the file; otherwise they are "column 0", "column 1" and so on. ``refused``:
-    for each column why its values could not be read, empty if all could be.
+    for each column why its values could not be read, empty if all could be. ``index``: the names of columns that are
+    left out, as pandas stored its index in them.
     """
 
     names: tuple[str, ...]
     columns: tuple[Array, ...]
     header: bool
     refused: tuple[str, ...] = ()
+    index: tuple[str, ...] = ()
 
     def check_readable(self, places: Iterable[int], file: Path | str) -> None:
         """Raise BadInput if one of the columns at ``places`` has values that could not be read."""
@@ -243,13 +248,15 @@ def read_csv(
     header: bool | None = None,
     text: Callable[[Sequence[str]], Iterable[int]] | None = None,
     exact: bool = False,
+    remedy: str = HEADER_SETTING,
 ) -> Table:
     """Read a CSV file in UTF-8, separated by commas; it may be compressed (``.gz``, ``.bz2``).
 
     A column is numeric if all its cells are numbers or missing, else text. ``header``: whether the first row contains
     names; with None :func:`has_header` decides. ``text``: a function that returns, for the names of all columns, the
     indices of the columns to read as text. ``exact``: columns with codes such as 007, or whole numbers of more than 15
-    digits, are text, too. Raises BadInput for an ambiguous header and for a file of any other format.
+    digits, are text, too. ``remedy``: what to do about a header that is ambiguous, for the error. Raises BadInput for
+    it and for a file of any other format.
     """
     as_text: set[int] = set()  # columns whose cells must not be converted to numbers
     if text is not None:
@@ -257,7 +264,7 @@ def read_csv(
             as_text |= set(text(column_names(first_cells(opened, file), bool(header))))
     first, columns = _read_columns(file, allowed, as_text, header, exact=exact)
     if header is None:
-        header = has_header(file, first, columns)
+        header = has_header(file, first, columns, remedy)
         if not header:
             columns = [_with_cell(cell, column) for cell, column in zip(first, columns, strict=True)]
     return Table(column_names(first, header), tuple(columns), header)
@@ -448,30 +455,32 @@ def convert_cells(cells: Sequence[str] | Array, as_text: bool, text_pattern: re.
     return column
 
 
-def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool:
+def has_header(file: Path | str, first: list[str], columns: list[Array], remedy: str = HEADER_SETTING) -> bool:
     """Return whether the first row contains the names of the columns below it; raise BadInput if this is ambiguous.
 
     Text above numbers is a name. A number above numbers, and text that occurs again in its column, are data. The
-    numbers 0, 1, 2, … or 1, 2, 3, … are names after an empty cell (pandas writes unnamed columns so), else ambiguous.
+    numbers 0, 1, 2, … or 1, 2, 3, … are names after an empty cell (pandas writes unnamed columns so), else ambiguous,
+    as are other whole numbers at equal distances, such as years, and whole numbers far from the fractions below them.
     """
     cells = [cell.strip() for cell in first]
     words = {i for i, cell in enumerate(cells) if not is_missing(cell) and not is_number(cell)}
     numeric = _numeric(columns)
     numbers = {i for i in numeric - words if not is_missing(cells[i])}
+    ambiguous = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; {remedy}"
     if not words:
-        if not _are_row_numbers(cells[1:] if cells[0] == "" else cells):
-            return False
-        ambiguous = bool(cells[0])
-    else:
-        names = words & numeric
-        if not names and any(cells[i] in columns[i] for i in words):
-            return False
-        repeated = not names and len(columns[0]) and len(set(cells)) < len(cells)
-        ambiguous = bool(numbers or repeated)
-    if ambiguous:
-        raise BadInput(
-            f"the first row of {shown(file)} ({listed(cells)}) may be names or data; give header=yes or header=no"
-        )
+        labels = cells[1:] if cells[0] == "" else cells
+        counted = labels in ([str(i + start) for i in range(len(labels))] for start in (0, 1))
+        if len(labels) >= 3 and counted and not cells[0]:
+            return True
+        if (len(labels) >= 3 and _counts_columns(labels, columns[-len(labels) :])) or _far_above(cells, columns):
+            raise BadInput(ambiguous)
+        return False
+    names = words & numeric
+    if not names and any(cells[i] in columns[i] for i in words):
+        return False
+    repeated = not names and len(columns[0]) and len(set(cells)) < len(cells)
+    if numbers or repeated:
+        raise BadInput(ambiguous)
     return True
 
 
@@ -480,11 +489,33 @@ def _numeric(columns: Sequence[Array]) -> set[int]:
     return {i for i, column in enumerate(columns) if column.dtype.kind == "f" and len(column)}
 
 
-def _are_row_numbers(cells: Sequence[str]) -> bool:
-    """Return whether at least three cells are the numbers 0, 1, 2, … or 1, 2, 3, …"""
-    return len(cells) >= 3 and any(
-        list(cells) == [str(number) for number in range(start, start + len(cells))] for start in (0, 1)
-    )
+def _counts_columns(cells: Sequence[str], columns: Sequence[Array]) -> bool:
+    """Return whether cells are whole numbers at equal distances, such as years, unlike the numbers below them.
+
+    These have fractions, or the distance is 1 in the first row and not in another.
+    """
+    if not all(re.fullmatch(r"\d{1,15}", cell) for cell in cells):
+        return False
+    steps = set(np.diff(list(map(int, cells))).tolist())
+    if len(steps) > 1 or steps == {0}:
+        return False
+    below = np.array([column for column in columns if column.dtype.kind == "f"])
+    if below.size and (below != np.floor(below)).any():
+        return True
+    return steps == {1} and not (len(below) == len(cells) and (np.diff(below, axis=0) == 1.0).all())
+
+
+def _far_above(cells: Sequence[str], columns: Sequence[Array]) -> bool:
+    """Return whether whole numbers are farther from the fractions below them than these are from each other."""
+    if len(columns) < 2 or len(columns[0]) < _ENOUGH or not all(map(is_number, cells)):
+        return False
+    for cell, column in zip(cells, columns, strict=True):
+        below = column[np.isfinite(column)] if column.dtype.kind == "f" else column[:0]
+        if len(below) < _ENOUGH or not float(cell).is_integer() or (below == np.floor(below)).all():
+            return False
+        if np.abs(below - float(cell)).min() <= np.ptp(below):
+            return False
+    return True
 
 
 def listed(names: Sequence[str]) -> str:
@@ -553,6 +584,7 @@ def read_parquet(
         columns=columns,
         header=True,
         refused=tuple(refused.get(i, "") for i in contents) if refused else (),
+        index=tuple(name for name in schema.names if name in index and not _UNNAMED_INDEX.fullmatch(name)),
     )
 
 

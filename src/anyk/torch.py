@@ -127,6 +127,7 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         import torch
 
         self._check_repeatable()
+        self._rounds.evaluates = True
         steps: list[Step] = []
 
         def evaluate() -> torch.Tensor:

@@ -180,3 +180,26 @@ def test_equally_fast_workers_with_gaps_are_alike() -> None:
     explanation = anyk.explain(Record(times))
     assert all(abs(worker.relative - 1.0) < 0.05 for worker in explanation.workers)
     assert not any("slow kind" in sentence for sentence in explanation.sentences)
+
+
+def test_names_of_workers_in_an_npz_file_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "t.npz"
+    np.savez(file, seconds=np.ones((4, 2)), workers=np.array(["a", "b"]), cores=np.ones(2))
+    record = anyk.fleet.read(file)
+    assert record.workers == ("a", "b") and "'cores' not used" in record.summary
+    np.savez(file, seconds=np.ones((4, 2)), workers=np.array(["a", "b", "c"]))
+    with pytest.raises(BadInput, match="'workers' in .* must be a name or number for each column of 'seconds'"):
+        anyk.fleet.read(file)
+
+
+def test_times_of_zero_are_reported(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("a1,a2,a3\n" + "1.5,0,1.25\n2.5,1,1.75\n" * 5)
+    assert "5 times of 0 s taken as measured, a guess" in anyk.fleet.read(file).summary
+
+
+def test_numbers_as_names_of_workers_are_asked_about(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("8080,8081,8082\n" + "1.5,0.5,1.25\n2.5,1,1.75\n" * 5)
+    with pytest.raises(BadInput, match="may be names or data; write names that are no numbers, such as worker0"):
+        anyk.fleet.read(file)

@@ -135,6 +135,9 @@ def test_text_that_is_missing_or_new(tmp_path: Path) -> None:
         )
         chances, said = told(lambda tell: run.predict(new, probabilities=True, tell=tell))
         assert len(said) == 1 and "has values that the model has not seen, such as 'Berlin', in 1 row" in said[0]
+        with pytest.warns(RuntimeWarning, match="column 'city' of X has values that the model has not seen") as warned:
+            run.predict(new)
+        assert warned[0].filename == __file__
         assert chances[0] == pytest.approx(chances[1])
         names, weights, intercepts, outputs = run.coefficients
         assert names == (

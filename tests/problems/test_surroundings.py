@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 import anyk
+from anyk.errors import BadInput
+from anyk.problems.replicas import Trial
 from anyk.problems.surroundings import differences, variables_of
 
 MODULE = """
@@ -118,6 +120,28 @@ def test_objects_that_refer_to_each_other_are_visited_once() -> None:
     one, two = Node(), Node()
     one.other, two.other = two, one
     assert names(one) is not None
+
+
+def test_built_in_functions_are_variables() -> None:
+    class Layer(nn.Module):
+        activation = staticmethod(torch.tanh)
+
+    before = variables_of({"the module": Layer()})
+    Layer.activation = staticmethod(torch.relu)
+    changed = list(differences(before, variables_of({"the module": Layer()})))
+    assert changed == [("attribute 'activation' of class Layer", "function 'tanh'", "function 'relu'")]
+
+
+def test_a_worker_that_fails_where_the_driver_does_not_says_why() -> None:
+    def fail() -> Any:
+        raise KeyError("tanh")
+
+    trial = Trial.of(lambda: np.ones(3), 1e-6, replicas=False, variables={"variable 'NAMES'": "4"})
+    assert trial is not None
+    words = r"cannot compute a gradient that the driver can .KeyError: 'tanh'.*: variable 'NAMES' is 3 on the worker"
+    with pytest.raises(BadInput, match=words):
+        trial.check(fail, lambda: {"variable 'NAMES'": "3"})
+    trial.check(fail, lambda: {"variable 'NAMES'": "4"})  # the run reports the error
 
 
 CHANGES = {

@@ -426,3 +426,23 @@ def test_an_array_that_the_loss_does_not_read_may_change() -> None:
         else:
             with pytest.raises(BadInput, match=words):
                 loop(problem_of(own, data), record)
+
+
+def test_a_change_that_concerns_few_samples_is_noticed() -> None:
+    def rare(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets * torch.where(targets == rarest, 1.0 + BETA[0], 1.0)).pow(2).mean()
+
+    rarest = y[20]  # none of the first samples
+    with pytest.raises(BadInput, match=r"variable 'BETA'.*\[0\] was 0.0"):
+        loop(problem_of(rare), lambda i: BETA.__setitem__(0, float(i + 1)))
+
+
+def test_a_rate_that_a_loss_reads_from_an_optimiser_is_named() -> None:
+    module = nn.Linear(5, 1)
+    sgd = torch.optim.SGD(module.parameters(), lr=0.01)
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(outputs, targets) + sgd.param_groups[0]["lr"] * outputs.pow(2).mean()
+
+    with pytest.raises(BadInput, match=r"\['lr'\] was 0.01 when the run began and is 0.5 now;"):
+        loop(problem_of(loss, module=module), lambda i: sgd.param_groups[0].update(lr=0.5), into=module)

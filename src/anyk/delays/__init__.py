@@ -22,7 +22,7 @@ from anyk.delays.models import (
     Uniform,
     fit,
 )
-from anyk.delays.time_tables import interpreted, read_arrays
+from anyk.delays.time_tables import interpreted, read_arrays, read_times
 from anyk.delays.trace import Table, Trace
 from anyk.errors import BadInput
 from anyk.specs import Registry, absolute, with_files
@@ -158,6 +158,7 @@ __all__ = [
     "parse",
     "plain_name",
     "read_arrays",
+    "read_times",
     "register",
     "registry",
     "resolve_paths",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from anyk.delays.base import MOST
 from anyk.delays.column_meanings import Named, Roles, names_rounds, names_workers, seconds_rank
 from anyk.delays.long_tables import from_long
-from anyk.delays.measured_times import TimeTable, in_seconds
+from anyk.delays.measured_times import Names, TimeTable, in_seconds
 from anyk.delays.wide_tables import from_wide
 from anyk.errors import BadInput
 from anyk.matrices import read_npz
@@ -35,7 +35,7 @@ def read_measured(file: Path, *, unit: str | None, max_gb: float | None) -> Time
     if name.endswith(".npz"):
         measured = read_arrays(file, unit=unit, max_gb=max_gb)
     else:
-        table = read_parquet(file, allowed) if name.endswith(".parquet") else read_csv(file, allowed)
+        table = read_parquet(file, allowed) if name.endswith(".parquet") else read_times(file, allowed)
         measured = interpreted(file, table, unit=unit)
     _check_times(file, measured)
     return measured
@@ -63,6 +63,11 @@ def _check_times(file: Path, measured: TimeTable) -> None:
 # ------------------------------------------------------------------------------------------- arrays
 
 
+def read_times(file: Path, allowed: Limit) -> Table:
+    """Return the columns of a CSV file of times."""
+    return read_csv(file, allowed, remedy="write names that are no numbers, such as worker0, or leave them out")
+
+
 def read_arrays(file: Path, *, unit: str | None, max_gb: float | None) -> TimeTable:
     """Return the times in the array ``seconds`` of an npz file; missing times are nan."""
     measured = _from_npz(file, limit(file, max_gb))
@@ -75,11 +80,13 @@ def read_arrays(file: Path, *, unit: str | None, max_gb: float | None) -> TimeTa
 
 
 def _from_npz(file: Path, allowed: Limit) -> TimeTable:
-    arrays, names = read_npz(file, allowed, ("seconds", "load", "censored"))
+    arrays, names = read_npz(file, allowed, ("seconds", "load", "censored", "workers"))
     if "seconds" not in arrays:
         raise BadInput(
             f"'{shown(file)}' has no array 'seconds' (rounds x workers); it has {', '.join(map(shown, names[:9]))}"
         )
+    labels = arrays.pop("workers", None)
+    unused = [name for name in names if name not in (*arrays, "workers")]
     for name, values in arrays.items():
         if values.dtype.kind not in "biuf":
             raise BadInput(f"array '{name}' of '{shown(file)}' must hold numbers, got {values.dtype}")
@@ -93,8 +100,22 @@ def _from_npz(file: Path, allowed: Limit) -> TimeTable:
     if times.ndim == 2 and times.shape[1] > 1 and len(times) > 2 and is_row_number(times[:, 0]):
         times, censored = times[:, 1:], None if censored is None else censored[:, 1:]
         remarks = ("row numbers in the first column left out",)
+    workers: Names = ()
+    if labels is not None:
+        if times.ndim != 2 or labels.shape != times.shape[1:] or labels.dtype.kind not in "iuU":
+            raise BadInput(
+                f"'workers' in '{shown(file)}' must be a name or number for each column of 'seconds', got "
+                f"{labels.dtype} of shape {labels.shape}"
+            )
+        workers = tuple(labels.tolist())
+    if unused:
+        remarks += (f"{listed(unused)} not used",)
     return TimeTable(
-        times=times, load=load, censored=None if censored is None else censored.astype(bool), remarks=remarks
+        times=times,
+        load=load,
+        censored=None if censored is None else censored.astype(bool),
+        remarks=remarks,
+        workers=workers,
     )
 
 

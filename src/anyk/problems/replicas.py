@@ -10,7 +10,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.arrays import Array, DType, Floats, Vector
-from anyk.errors import BadInput
+from anyk.errors import BadInput, describe_error
 from anyk.problems.base import Index, cut
 from anyk.problems.surroundings import Variables, differences
 
@@ -47,18 +47,27 @@ def trial_groups(arrays: Sequence[Array], samples: int, together: int = TOGETHER
         yield np.sort(group)
 
 
-def adds_up(measure: Measure, count: int, *, tolerance: float, singles: Index | None = None, vectors: int = 1) -> bool:
+def adds_up(
+    measure: Measure,
+    count: int,
+    *,
+    tolerance: float,
+    singles: Index | None = None,
+    vectors: int = 1,
+    together: int = 1,
+) -> bool:
     """Return whether the loss of ``count`` samples and its gradient are the sums over single samples, up to rounding.
 
     ``measure(places, nudge)`` returns the summed loss of the samples at these places, followed by its gradient, which
     consists of ``vectors`` vectors of equal length. With a ``nudge`` from 0 to 3 the numbers that the loss is computed
     from are changed by some roundings. ``singles``: the places of the samples that are measured one by one, by default
-    all; if these are fewer, only gradients are compared. ``tolerance``: a relative difference that is always accepted.
+    all; if these are fewer, only gradients are compared. ``together``: samples that count as one, such as 2 if a single
+    one has no loss. ``tolerance``: a relative difference that is always accepted.
 
     Returns True also where the answer cannot be found: if the loss draws random numbers, or is not finite.
     """
     every = np.arange(count)
-    places = every if singles is None else singles
+    places = every[::together] if singles is None else singles
 
     def sizes(measured: Floats) -> Floats:
         """Return the absolute loss, and the norm of the longest vector of the gradient."""
@@ -69,7 +78,7 @@ def adds_up(measure: Measure, count: int, *, tolerance: float, singles: Index | 
         """Return the sum over single samples, one in memory at a time, and the sizes of each."""
         total, each = np.zeros_like(whole), []
         for place in places:
-            own = measure(every[place : place + 1], None)
+            own = measure(every[place : place + together], None)
             total += own
             each.append(sizes(own))
         return total, np.array(each)
@@ -79,7 +88,7 @@ def adds_up(measure: Measure, count: int, *, tolerance: float, singles: Index | 
         return True
     total, each = measure_singly()
     difference = sizes(total - whole)
-    if len(places) < count:
+    if len(places) * together < count:
         difference[0] = 0.0  # the loss cannot be compared
     allowed = tolerance * np.max([sizes(whole), *each], axis=0)
     if (difference <= allowed).all() or not np.array_equal(measure_singly()[1], each, equal_nan=True):
@@ -124,6 +133,17 @@ _UNKNOWN_CAUSE = (
     "together; give them what they need as attributes, and draw from the global generator of torch, NumPy or Python, "
     "which are seeded alike on all workers"
 )
+
+
+def trial_rows(most: int, samples: int) -> Index:
+    """Return the rows of a trial: the first ones, or, if they are more than :data:`ROWS`, from all parts of the data.
+
+    >>> trial_rows(8, 100).tolist(), trial_rows(9, 90).tolist()
+    ([0, 1, 2, 3, 4, 5, 6, 7], [0, 11, 22, 33, 44, 55, 66, 77, 89])
+    """
+    if most <= ROWS or most >= samples:
+        return np.arange(min(most, samples))
+    return np.linspace(0, samples - 1, most).astype(np.intp)
 
 
 class Trial(NamedTuple):
@@ -171,7 +191,13 @@ class Trial(NamedTuple):
         """Raise :class:`~anyk.errors.BadInput` if this worker's gradient is not the driver's, and name the cause."""
         try:
             apart = self.apart(compute())
-        except Exception:  # the run itself reports it
+        except Exception as error:  # the run itself reports it, but for its cause
+            different = list(differences(self.variables, variables()))
+            if different:
+                raise BadInput(
+                    f"it cannot compute a gradient that the driver can ({describe_error(error)}): "
+                    f"{_cause_of(different)}"
+                ) from None
             return
         if not apart <= self.limit:
             raise BadInput(

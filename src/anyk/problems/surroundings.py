@@ -63,7 +63,7 @@ def variables_of(roots: Mapping[str, object], *, arrays: bool = True) -> Variabl
     messages give them.
 
     >>> variables_of({"the loss": partial(max, 0.5)})
-    {'argument 0 of the loss': '0.5'}
+    {'the loss': "function 'max'", 'argument 0 of the loss': '0.5'}
     """
     found: Variables = {}
     survey = _Survey(arrays=arrays)
@@ -187,7 +187,9 @@ class _Survey:
         elif isinstance(value, type):
             yield name, f"class {value.__qualname__}"
             yield from self._class(value, depth)
-        elif not isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+        elif isinstance(value, types.BuiltinFunctionType):
+            yield name, f"function '{value.__name__}'"
+        elif not isinstance(value, types.ModuleType):
             yield from self._object(value, name, depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> Iterator[tuple[str, str]]:
@@ -337,7 +339,12 @@ def _is_generator(value: object) -> bool:
 
 
 def _is_trained(value: object) -> bool:
-    """Return whether an object is a variable of Flax's nnx that computing changes, or a trained one."""
+    """Return whether an object is a parameter of torch that an optimiser changes, or such a variable of Flax's nnx.
+
+    Variables of nnx that computing itself changes are meant, too.
+    """
+    if type(value).__name__ == "Parameter" and getattr(value, "requires_grad", False):
+        return True
     return any(
         base.__name__ in ("Param", "RngState", "BatchStat") and base.__module__.startswith("flax.nnx")
         for base in type(value).__mro__
@@ -346,7 +353,9 @@ def _is_trained(value: object) -> bool:
 
 def _has_many(value: Any) -> bool:
     """Return whether an object is an array or tensor of several numbers."""
-    shape = getattr(value, "shape", None)
+    if not hasattr(type(value), "shape"):  # an object's own __getattr__ may do anything
+        return False
+    shape = value.shape
     return isinstance(shape, tuple) and any(size != 1 for size in shape)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from anyk.arrays import Vector
 from anyk.errors import BadInput
 from anyk.problems.given import named
-from anyk.problems.replicas import Trial, sketch
+from anyk.problems.replicas import ROWS, Trial, sketch
 from anyk.problems.surroundings import Variables, differences
 
 DATA = "the data"  # the name of the arrays of samples, every change of which is one of the objective
@@ -20,6 +22,8 @@ _EVERY_STEP = 64  # first steps, at each of which a watch glances at variables; 
 _STRIDE = 7
 _LISTED = 3  # names that a sentence lists at most
 _OFTEN = 3  # changes without an effect after which a glance ignores a variable
+_MANY = 1024  # samples, from all parts of the data, whose gradient shows whether a changed variable has an effect
+_SECONDS = 0.25  # that this gradient may take; otherwise it is one of fewer samples
 _REMEDY = (
     "workers compute with the copies that they got then: name a number or array that changes in values= of the "
     "problem, which lets it travel with the model (in a loop: step.values)"
@@ -41,30 +45,43 @@ def is_glanced_at(step: int) -> bool:
 
 
 class Computing(NamedTuple):
-    """The user's objects, or a problem's copies of them: their variables, and the gradient that they give."""
+    """The user's objects, or a problem's copies of them: their variables, and the gradient that they give.
 
-    variables: Callable[[], Variables]
-    gradient: Callable[[], Vector]
+    ``variables`` omits arrays with ``arrays=False``; ``gradient`` is one of at most as many samples as it is given.
+    """
+
+    variables: Callable[..., Variables]
+    gradient: Callable[[int], Vector]
 
 
 def compare_copies(copies: Computing, present: Computing, limit: float) -> None:
     """Raise :class:`~anyk.errors.BadInput` if a problem's copies of the user's objects compute something else.
 
-    A random gradient shows nothing; then the variables must be equal. ``limit``: the relative difference that rounding
-    may cause.
+    If variables differ without an effect on the gradient of a few samples, that of more samples is looked at. A random
+    gradient shows nothing; then the variables must be equal. ``limit``: the relative difference that rounding may
+    cause.
     """
     before, now = copies.variables(), present.variables()
+    began = time.perf_counter()
     try:
-        trial = Trial(sketch(copies.gradient()), limit, {})
+        trial = Trial(sketch(copies.gradient(ROWS)), limit, {})
     except Exception:  # the run reports what fails
         return
-    if not np.isfinite(trial.sketch).all() or not _moved(trial, present.gradient):
+    many = _more_samples(time.perf_counter() - began)
+    if not np.isfinite(trial.sketch).all():
         return
     moving = {name for name, *_ in differences(before, copies.variables())}
     different = [change for change in differences(before, now) if change[0] not in moving]
-    random = Trial.of(copies.gradient, limit, replicas=False) is None
-    if random and not different:
-        return
+    if _moved(trial, partial(present.gradient, ROWS)):
+        random = Trial.of(partial(copies.gradient, ROWS), limit, replicas=False) is None
+        if random and not different:
+            return
+    else:
+        larger = None
+        if different and many > ROWS:
+            larger = Trial.of(partial(copies.gradient, many), limit, replicas=False)
+        if larger is None or not _moved(larger, partial(present.gradient, many)):
+            return
     what = named(different, "the problem was made") if different else "the module has changed since then"
     raise BadInput(f"the problem trains the copy of the module that it was made with, and {what}; {ANEW}")
 
@@ -76,6 +93,11 @@ def other_numbers(names: Sequence[str], of: str) -> str:
         f"{', '.join(names[:_LISTED])}{more} of {of} had other numbers when the problem was made, with which it is "
         "trained; make the problem anew to train from the present ones"
     )
+
+
+def _more_samples(seconds: float) -> int:
+    """Return the number of samples whose gradient is worth its time, if that of a few takes ``seconds``."""
+    return min(_MANY, int(ROWS * _SECONDS / seconds))
 
 
 def _moved(trial: Trial, compute: Callable[[], Vector]) -> bool:
@@ -90,31 +112,30 @@ def _moved(trial: Trial, compute: Callable[[], Vector]) -> bool:
 class Watch:
     """Compares a gradient of a few samples, and the variables that are read for it, with those at the start.
 
-    ``variables`` returns the present variables (``arrays=False``: without arrays), ``gradient`` computes with what the
-    user's objects are now. Variables that computing itself changes, such as counters, are ignored. So are others that
-    change without an effect on the gradient, unless the gradient is random or cannot be computed, or they are arrays
-    and elements of the data, of which the gradient shows only a few samples. ``limit``: the relative difference that
-    rounding may cause. ``is_read``: whether samples may be computed from a variable of the data, by its name.
+    ``present`` computes with what the user's objects are now. Variables that computing itself changes, such as
+    counters, are ignored. So are others that change without an effect on the gradient, also of more samples, unless the
+    gradient is random or cannot be computed, or they are arrays and elements of the data, of which not all samples are
+    looked at. ``limit``: the relative difference that rounding may cause. ``is_read``: whether samples may be computed
+    from a variable of the data, by its name.
     """
 
-    def __init__(
-        self,
-        variables: Callable[..., Variables],
-        gradient: Callable[[], Vector],
-        limit: float,
-        is_read: Callable[[str], bool] = lambda name: True,
-    ) -> None:
-        self._variables, self._gradient, self._is_read = variables, gradient, is_read
-        before = variables()
-        self._trial = Trial.of(gradient, limit, replicas=False)
-        moving = {name for name, *_ in differences(before, variables())}
+    def __init__(self, present: Computing, limit: float, *, is_read: Callable[[str], bool] = lambda name: True) -> None:
+        self._present, self._is_read = present, is_read
+        before = present.variables()
+        began = time.perf_counter()
+        self._trial = Trial.of(partial(present.gradient, ROWS), limit, replicas=False)
+        self._many = _more_samples((time.perf_counter() - began) / 2)  # a trial computes the gradient twice
+        self._larger_trial: Trial | None = None
+        if self._trial is not None and self._many > ROWS:
+            self._larger_trial = Trial.of(partial(present.gradient, self._many), limit, replicas=False)
+        moving = {name for name, *_ in differences(before, present.variables())}
         self._before = {name: value for name, value in before.items() if name not in moving}
         self._moving = moving
         self._harmless: Counter[str] = Counter()  # how often a variable's change has had no effect
 
     def glance(self) -> None:
         """Do :meth:`check`, but only if a variable has changed that is quick to read, and had an effect or is new."""
-        now = self._variables(arrays=False)
+        now = self._present.variables(arrays=False)
         new = {name: now[name] for name in now.keys() - self._before.keys() - self._moving}
         # such as an instance's own value of a class attribute; elements count together, as caches grow
         changed = {name for name, *_ in differences(self._before, now)} | {name.partition("[")[0] for name in new}
@@ -126,12 +147,15 @@ class Watch:
 
     def check(self) -> None:
         """Raise :class:`~anyk.errors.BadInput` if something has changed since the start, and name it."""
-        different = list(differences(self._before, self._variables()))
-        moved = self._trial is not None and _moved(self._trial, self._gradient)
+        different = list(differences(self._before, self._present.variables()))
+        moved = self._trial is not None and _moved(self._trial, partial(self._present.gradient, ROWS))
         if self._trial is not None and not moved:
-            different = [change for change in different if _is_of_samples(*change) and self._is_read(change[0])]
+            of_samples = [change for change in different if _is_of_samples(*change) and self._is_read(change[0])]
+            if len(different) > len(of_samples) and self._larger_trial is not None:
+                moved = _moved(self._larger_trial, partial(self._present.gradient, self._many))
+            different = different if moved else of_samples
         if different:
-            remedy = _REMEDY if moved or self._trial is None else _REMEDY_OF_DATA
+            remedy = _REMEDY_OF_DATA if all(_is_of_samples(*change) for change in different) else _REMEDY
             raise BadInput(f"{named(different, 'the run began')}; {remedy}")
         if moved:
             raise BadInput(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -114,6 +115,10 @@ class Results:
     def notes(self) -> list[ByName]:
         """The log's notes, with ``time``, ``kind`` and ``text``: lost workers, unused messages, why the run stopped."""
         return queries.notes(self.log)
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, RuntimeWarning, stacklevel=5)  # of the caller of predict
 
 
 class Run(Results, AbstractContextManager["Run"]):
@@ -262,8 +267,9 @@ class Run(Results, AbstractContextManager["Run"]):
         columns of the training data in order. Names, categories, scaling and values for missing ones come from the
         training data. ``probabilities``: return the probabilities of the classes, shape (rows, classes), in the order
         of ``run.predictor.labels``. ``tell`` is called with a sentence if a text column has values that the model has
-        not seen, which then belong to no category. Raises :class:`~anyk.errors.BadInput` if ``X`` does not fit the
-        model, and if the run has no predictor.
+        not seen, which then belong to no category; by default this is a RuntimeWarning.
+
+        Raises :class:`~anyk.errors.BadInput` if ``X`` does not fit the model, and if the run has no predictor.
 
         >>> import anyk
         >>> problem = anyk.problems.LogisticRegression([[0.0], [1.0], [2.0], [3.0]], [5, 5, 7, 7], intercept=True)
@@ -273,6 +279,7 @@ class Run(Results, AbstractContextManager["Run"]):
         """
         predictor = self.predictor
         file = isinstance(X, str | Path)
+        tell = _warn if tell is None else tell
         rows = read_rows(Path(X), predictor, tell=tell) if file else predictor.matrix(X, "X", tell)
         scores = predictor.scores(self.model, rows)
         return predictor.chances(scores) if probabilities else predictor.decided(scores)

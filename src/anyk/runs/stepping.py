@@ -24,7 +24,15 @@ from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
 from anyk.problems.torch.hooks import set_gradients
 from anyk.problems.torch.module_partitions import dtype_of, pieces_of
-from anyk.problems.torch.network import copy_array, is_norm, kept_tensors, parts_of, renewed_norms, trainable_parameters
+from anyk.problems.torch.network import (
+    copy_array,
+    is_norm,
+    kept_tensor,
+    kept_tensors,
+    parts_of,
+    renewed_norms,
+    trainable_parameters,
+)
 from anyk.problems.values import Values
 from anyk.problems.watch import is_glanced_at
 from anyk.protocol import Strategy
@@ -181,6 +189,7 @@ class SteppedRounds:
     _run: Run | None = None
     _error: BaseException | None = None
     _parameters: list[Any] = field(default_factory=list)  # the module's, that are trained
+    evaluates: bool = False  # whether an optimiser evaluates a closure, which need not change the model each time
 
     @property
     def run(self) -> Run:
@@ -252,7 +261,7 @@ class SteppedRounds:
                             idle = idle + nonzero if np.array_equal(before, step.model) else None
                         if lost and not unused:
                             warnings.warn(_LOST.format(lost=lost), RuntimeWarning, stacklevel=outside())
-                        lost = lost + nonzero if unused else 0
+                        lost = lost + nonzero if unused and not self.evaluates else 0
                 self._ends.put(None)
         finally:
             self._loop.over = True
@@ -280,10 +289,17 @@ class SteppedRounds:
         set_gradients(*zip(*with_gradient, strict=True))
 
     def _check_frozen(self) -> None:
-        """Raise if the loop trains a parameter that was frozen when it began."""
+        """Raise if the loop trains a parameter that was frozen or another one when it began."""
         own = set(map(id, self._parameters))
-        for name, parameter in self._into.named_parameters():
+        parameters = dict(self._into.named_parameters())
+        replaced = len(own - set(map(id, parameters.values())))
+        for name, parameter in parameters.items():
             if parameter.requires_grad and id(parameter) not in own:
+                if replaced:
+                    raise BadInput(
+                        f"parameter '{name}' is another object than when the loop began, and what the loop trains are "
+                        "those of then: write into them under torch.no_grad(), or begin a loop with the new module"
+                    )
                 raise BadInput(
                     f"parameter '{name}' was frozen when the loop began, so that workers compute no gradient for it; "
                     "make the problem while it is trainable, and freeze it before the first step (in the loop's body "
@@ -361,22 +377,36 @@ class _KeptTensors:
     """The frozen parameters and buffers of a loop's module, which travel to the workers when the loop renews them."""
 
     def __init__(self, module: torch.nn.Module, values: Values, norms: Sequence[str]) -> None:
-        self._values, self._first = values, len(values.initial.arrays) - len(values.kept)
-        self._tensors = list(kept_tensors(module, norms).values())
-        forms = [array.shape for array in values.initial.arrays[self._first :]]
-        if [tuple(tensor.shape) for tensor in self._tensors] != forms:
+        self._module, self._values = module, values
+        self._first = len(values.initial.arrays) - len(values.kept)
+        tensors = list(kept_tensors(module, norms).values())
+        self._forms = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        if [shape for shape, _ in self._forms] != [array.shape for array in values.initial.arrays[self._first :]]:
             raise BadInput(
                 "the module's frozen parameters and buffers are not those of the problem's module; make the problem of "
                 "this module"
             )
-        self._marks: list[Any] = [None] * len(self._tensors)
+        # the tensors of the last call are kept alive: the memory of another one may have the same address
+        self._seen: list[tuple[Any, Any]] = [(None, None)] * len(tensors)
 
     @classmethod
     def of(cls, module: torch.nn.Module, problem: Problem) -> _KeptTensors | None:
         """Return the tensors, None if there are none."""
         values = abilities_of(problem).changing_values
         kept = None if values is None else cls(module, values, abilities_of(problem).moving_norms)
-        return kept if kept is not None and kept._tensors else None
+        return kept if kept is not None and kept._forms else None
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the tensors that the module has now: the loop may have assigned others to their names."""
+        for name, (shape, dtype) in zip(self._values.kept, self._forms, strict=True):
+            tensor = kept_tensor(self._module, name)
+            if tensor is None or (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
+                now = "is missing" if tensor is None else f"is {tensor.dtype} {tuple(tensor.shape)}"
+                raise BadInput(
+                    f"{name} of the module was {dtype} {shape} when the loop began and {now} now; what travels to the "
+                    "workers keeps its shape and type"
+                )
+            yield tensor
 
     def changes(self, sent: Mapping[int, Array], *, check: bool = False) -> dict[int, Array]:
         """Return the tensors that were renewed since the last call, by their places among all arrays.
@@ -386,10 +416,11 @@ class _KeptTensors:
         :class:`~anyk.errors.BadInput` if a tensor has changed without being noticed.
         """
         changes: dict[int, Array] = {}
-        for place, tensor in enumerate(self._tensors, self._first):
+        for place, tensor in enumerate(self._tensors(), self._first):
             mark = _mark_of(tensor)
-            same = mark == self._marks[place - self._first]
-            self._marks[place - self._first] = mark
+            last, last_mark = self._seen[place - self._first]
+            same = tensor is last and mark == last_mark
+            self._seen[place - self._first] = tensor, mark
             if same and not check:
                 continue
             array = Values.plain({"": tensor})[""]
@@ -406,9 +437,9 @@ class _KeptTensors:
 
     def restore(self, sent: Mapping[int, Array]) -> None:
         """Set the tensors to the arrays that workers have."""
-        for place, array in sent.items():
-            if place >= self._first:
-                copy_array(array, self._tensors[place - self._first])
+        for place, tensor in enumerate(self._tensors(), self._first):
+            if place in sent:
+                copy_array(sent[place], tensor.detach())
 
 
 def _mark_of(tensor: torch.Tensor) -> Any:
@@ -533,8 +564,8 @@ def rounds(
     ``into``: a PyTorch module whose trainable parameters are the problem's. The run starts with the module's
     parameters, gradients are written to their ``grad`` (not added: ``zero_grad`` is not needed, and before the step it
     would erase them), and the parameters at the end of the loop's body are the next version. So an existing script
-    keeps its optimiser, its scheduler and its clipping. The module's buffers and frozen parameters do not change;
-    workers use the problem's. Running statistics of batch norm are the exception: as after :func:`anyk.train`,
+    keeps its optimiser, its scheduler and its clipping. Buffers and frozen parameters that the loop changes
+    travel to the workers. Running statistics of batch norm are the exception: as after :func:`anyk.train`,
     they are computed over the training data, whenever they are read, and at the end of the loop.
 
     ``accumulate``: the number of rounds for each step of the loop, which receives the mean of their gradients, as a

@@ -455,3 +455,74 @@ def test_pandas_is_imported_when_a_table_is_read(tmp_path: Path) -> None:
         "assert 'pandas' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "names", ["2019,2020,2021", "400,500,600,700", "400.0,410.0,430.0", "2015,2019,2022", ",7,8,9"]
+)
+def test_numbers_that_may_be_names_are_asked_about(names: str, tmp_path: Path) -> None:
+    width = names.count(",") + 1
+    rows = [",".join(f"{(i * 7 + j) % 11 + 0.25}" for j in range(width)) for i in range(20)]
+    file = tmp_path / "d.csv"
+    file.write_text("\n".join([names, *rows]))
+    refused(file, "may be names or data; give header=yes or header=no")
+    data, _ = read(file, "header=yes,drop=0" if names[0] == "," else "header=yes")
+    assert len(data.X_train) + len(data.X_test) == 20
+
+
+def test_first_rows_of_numbers_are_data(tmp_path: Path) -> None:
+    for first in ("3,1,2", "1.5,2,2.75", "90.5,80.25,99.125"):
+        file = tmp_path / "d.csv"
+        file.write_text("\n".join([first, *(f"{i % 5}.5,{i % 3},{i}" for i in range(20))]))
+        data, _ = read(file)
+        assert len(data.X_train) + len(data.X_test) == 21
+
+
+def test_decimal_commas_are_no_separators_of_thousands(tmp_path: Path) -> None:
+    file = write(tmp_path, a=lambda i: f"0,{100 + i}")
+    with pytest.raises(BadInput, match="'0,100'") as error:
+        read(file)
+    assert "numbers=a" not in str(error.value)
+    refused(file, "'0,100' in row 1 has a decimal comma; write numbers with a decimal point", "numbers=a")
+    assert marked_number("1,234") == (1234.0, "") and marked_number("0,234") is None
+
+
+@pytest.mark.parametrize(
+    ("column", "number"),
+    [
+        (lambda i: -1 if i % 4 == 0 else 20 + i, "-1"),
+        (lambda i: 0 if i % 4 == 0 else 200.5 + i, "0"),
+        (lambda i: 1e30 if i % 4 == 0 else i / 8, "1e+30"),
+    ],
+)
+def test_values_apart_from_all_others_are_a_guess(column: Any, number: str, tmp_path: Path) -> None:
+    file = write(tmp_path, a=column, b=lambda i: i % 9)
+    for settings in ("", "target=a,task=regression"):
+        said = read(file, settings)[1]
+        assert sum(line.startswith(f"a guess: {number} in 15 rows of column 'a'") for line in said) == 1
+    assert not any("may stand" in line for line in read(file, f"missing={number},fill=mean")[1])
+
+
+def test_values_beside_others_are_no_guess(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {
+        "a": ["0", "0", "1", "5", "9"],
+        "b": ["-1", "1"],
+        "c": ["-1", "0", "1"],
+        "d": ["1", "2", "3", "10"],
+        "e": lambda i: max(0, i - 30),
+    }
+    _, said = read(write(tmp_path, **columns))
+    assert not [line for line in said if "may stand for a missing value" in line]
+
+
+def test_an_index_stored_by_pandas_is_reported(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": np.arange(30.0) % 7, "y": np.arange(30.0)})
+    file = tmp_path / "d.parquet"
+    frame.set_index(pd.Index(np.arange(30) ** 2, name="order")).to_parquet(file)
+    data, said = read(file)
+    assert data.columns == (Column("a"),) and "the index 'order' left out" in said[-1]
+
+
+def test_two_columns_that_may_be_the_label_are_reported(tmp_path: Path) -> None:
+    _, said = read(write(tmp_path, label=["0", "1"], a=lambda i: i % 9))
+    assert "label 'label' (column 'y' is learned from; target= names another)" in said[-1]

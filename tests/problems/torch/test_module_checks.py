@@ -152,3 +152,58 @@ def tabulate(self, x):
 def test_values_that_do_not_depend_on_earlier_passes_are_allowed(make):
     with warnings.catch_warnings(action="ignore"):
         assert problem_of(make()).dimension
+
+
+PASSES = {"count": 0}
+
+
+class Meter:
+    total = 0.0
+
+
+def by_global(outputs, targets):
+    PASSES["count"] += 1
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def by_class(outputs, targets):
+    Meter.total += 1.0
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"), [(by_global, "variable 'PASSES' of module "), (by_class, "'total' of class Meter")]
+)
+def test_variables_that_each_pass_changes_are_refused(loss, name):
+    with pytest.raises(
+        BadInput, match=f"the forward pass changes .*{name}.*, whose value then depends on earlier passes"
+    ):
+        problem_of(Wrapped(), loss)
+
+
+def test_state_in_objects_of_a_module_is_refused():
+    def change(self, x):
+        self.meter.total += 1.0
+
+    with pytest.raises(BadInput, match="changes attribute 'total' of attribute 'meter' of the module"):
+        problem_of(Wrapped(change, meter=Meter()))
+
+
+def test_a_list_of_losses_is_allowed():
+    losses = []
+
+    def loss(outputs, targets):
+        losses.append(nn.functional.cross_entropy(outputs, targets).item())
+        return nn.functional.cross_entropy(outputs, targets)
+
+    assert not problem_of(Wrapped(), loss).data_remarks and losses
+
+
+def test_a_gradient_that_differs_each_time_is_noted():
+    numbers = iter(range(10_000))
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets) + 0.1 * next(numbers) * outputs.pow(2).mean()
+
+    (remark,) = problem_of(Wrapped(), loss).data_remarks
+    assert remark.startswith("module and loss give another gradient of the same samples each time")

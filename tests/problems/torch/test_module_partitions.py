@@ -107,6 +107,18 @@ def test_a_loop_leaves_the_modes_and_statistics_of_its_module() -> None:
 def test_a_module_in_evaluation_mode_as_a_whole_is_trained() -> None:
     problem = anyk.problems.TorchProblem(of_parts().eval(), nn.MSELoss(), (X, y))
     assert problem.split(2).least == 2  # its batch norm normalises with the batch
+    run = anyk.train(problem, "uncoded", anyk.clusters.Simulated(2), optimizer=anyk.optimizers.GD(lr=0.1), steps=1)
+    assert "was in evaluation mode as a whole, and is trained in training mode" in run.notes[0]["text"]
+
+
+def test_a_train_method_that_freezes_parts_is_no_change() -> None:
+    module = FrozenNorm()  # whose train() nobody has called yet
+    problem = anyk.problems.TorchProblem(module, nn.MSELoss(), (X, y))
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=2, into=module):
+        sgd.step()
+        module.train()
+    assert module.norm.running_mean.eq(2.0).all()
 
 
 class Force(nn.Module):

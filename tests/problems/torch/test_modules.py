@@ -1,12 +1,14 @@
 """What a PyTorch module is must not be lost by computing with copies of it; plain torch is the oracle."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
 
 import anyk
 from anyk.clusters import Simulated
+from anyk.clusters.remote.shipping import ship, unship
 from anyk.optimizers import TorchOptimizer
 from anyk.problems import TorchProblem
 
@@ -306,8 +308,10 @@ def test_a_gradient_of_zeros_is_a_gradient():
 # ------------------------------------------------------------------------------------------------------------- loops
 
 
-def test_closures_take_a_round_for_each_evaluation():
+@pytest.mark.parametrize("seed", [0, 4])  # with 4, a step begins with an evaluation where the last one ended
+def test_closures_take_a_round_for_each_evaluation(seed):
     for search in (None, "strong_wolfe"):
+        torch.manual_seed(seed)
         given = nn.Linear(5, 3)
         plain, mine, own = (copy.deepcopy(given) for _ in range(3))
         first, second, third = (
@@ -469,6 +473,13 @@ class Mixing(nn.Module):
         return outputs - outputs.mean(dim=0)
 
 
+class Whitening(Mixing):
+    """Divides by a standard deviation over the batch, which a single sample has not."""
+
+    def forward(self, x):
+        return self.l((x - x.mean(dim=0)) / x.std(dim=0))
+
+
 class ClippedInside(nn.Module):
     def __init__(self):
         super().__init__()
@@ -481,7 +492,7 @@ class ClippedInside(nn.Module):
         return self.b(hidden)
 
 
-@pytest.mark.parametrize("module", [Mixing(), ClippedInside()])
+@pytest.mark.parametrize("module", [Mixing(), Whitening(), ClippedInside()])
 def test_gradients_that_are_no_sum_are_refused(module):
     with pytest.raises(anyk.BadInput, match="a layer mixes the samples of a batch, or a hook changes"):
         TorchProblem(module, CROSS_ENTROPY, (X, Y))
@@ -491,3 +502,18 @@ def test_gradients_divided_by_frequencies_are_refused():
     module = nn.Sequential(nn.Embedding(10, 4, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 3))
     with pytest.raises(anyk.BadInput, match="'0' divides gradients by how often a number occurs"):
         TorchProblem(module, CROSS_ENTROPY, (torch.randint(0, 10, (40, 2)), Y))
+
+
+def test_a_cached_function_of_a_script_reaches_workers():
+    @functools.lru_cache(maxsize=7)
+    def scale(width):
+        return 2.0 * width
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(scale(3) * outputs, targets)
+
+    problem = TorchProblem(nn.Linear(5, 3), loss, (X, Y))
+    copied = unship([memoryview(bytes(part)) for part in ship(problem.split(2))])
+    w = problem.initial()
+    np.testing.assert_array_equal(copied.partial_gradient(0, w), problem.split(2).partial_gradient(0, w))
+    assert scale.cache_parameters()["maxsize"] == 7

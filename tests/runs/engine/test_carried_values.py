@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -205,6 +206,60 @@ def test_a_module_with_other_buffers_is_refused() -> None:
     with pytest.raises(BadInput, match="frozen parameters and buffers are not those"):
         for _ in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=1, into=module):
             pass
+
+
+class Masked(nn.Module):
+    """A layer with a mask, and a teacher that may be another object in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layer, self.teacher = nn.Linear(5, 1), nn.Linear(5, 1).requires_grad_(False)
+        self.register_buffer("mask", torch.ones(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x * self.mask) - 0.5 * self.teacher(x)
+
+    def renew(self, step: int) -> None:
+        self.mask = torch.arange(5.0) % (step + 2)
+        self.teacher = copy.deepcopy(self.layer).requires_grad_(False)
+
+
+def test_buffers_and_parts_assigned_anew_travel_too() -> None:
+    plain, module = Masked(), Masked()
+    sgd = torch.optim.SGD(plain.layer.parameters(), lr=0.05)
+    for step in range(STEPS):
+        sgd.zero_grad()
+        nn.functional.mse_loss(plain(X), y).backward()
+        sgd.step()
+        plain.renew(step)
+    sgd = torch.optim.SGD(module.layer.parameters(), lr=0.05)
+    problem = anyk.problems.TorchProblem(module, nn.MSELoss(), (X, y))
+    for each in anyk.rounds(problem, "frc:stragglers=1", anyk.clusters.Simulated(2), steps=STEPS, into=module):
+        sgd.step()
+        module.renew(each.number)
+    assert_same(module, plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda module: setattr(module, "mask", torch.ones(1)),
+            r"buffer 'mask' of the module was torch.float32 \(5,\)",
+        ),
+        (lambda module: setattr(module, "mask", module.mask.double()), r"is torch.float64 \(5,\) now"),
+        (lambda module: setattr(module, "teacher", nn.Identity()), "parameter 'teacher.weight' .* is missing now"),
+        (lambda module: setattr(module, "layer", nn.Linear(5, 1)), "parameter 'layer.weight' is another object"),
+    ],
+)
+def test_parts_of_another_form_in_a_loop_are_refused(change: Callable[[Any], None], words: str) -> None:
+    module = Masked()
+    problem = anyk.problems.TorchProblem(module, nn.MSELoss(), (X, y))
+    with pytest.raises(BadInput, match=words):
+        for step in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=4, into=module):
+            if step.number == 1:
+                change(module)
 
 
 def test_a_loop_says_where_it_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

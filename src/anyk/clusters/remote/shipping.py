@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +29,25 @@ def ship(partitions: Partitions | Problem, *, to: str = "workers") -> list[memor
     import cloudpickle
 
     raw: list[Any] = []
-    with as_bad_input(f"the problem cannot be sent to {to}", Exception):
-        main = cloudpickle.dumps(partitions, protocol=5, buffer_callback=raw.append)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, _LruCache) and (value.__module__ == "__main__" or "<locals>" in value.__qualname__):
+                return _cached, (value.__wrapped__, value.cache_parameters())
+            return super().reducer_override(value)
+
+    with as_bad_input(f"the problem cannot be sent to {to}", Exception), io.BytesIO() as file:
+        Pickler(file, protocol=5, buffer_callback=raw.append).dump(partitions)
+        main = file.getvalue()
     return [memoryview(main), *(buffer.raw() for buffer in raw)]
+
+
+_LruCache = type(functools.lru_cache(len))
+
+
+def _cached(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
+    """Return a script's function with an empty cache of its results, which pickle would look for in a module."""
+    return functools.lru_cache(**settings)(function)
 
 
 def parcels(partitions: Partitions, assignment: Sequence[Sequence[int]]) -> list[list[memoryview]]:

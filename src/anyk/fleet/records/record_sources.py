@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from anyk.delays import Named, TimeTable, interpreted, read_arrays
+from anyk.delays import Named, TimeTable, interpreted, read_arrays, read_times
 from anyk.errors import BadInput, explaining
 from anyk.fleet.records.json_traces import is_json, read_json
 from anyk.fleet.records.other_programs import COLUMNS, is_event_log, read_event_log, read_operations
@@ -242,7 +242,7 @@ class _TableFile(RecordSource):
 
     def read(self, path: Path, reading: Reading) -> Record:
         parquet = path.name.lower().endswith(".parquet")
-        table = (read_parquet if parquet else read_csv)(path, limit(path, reading.max_gb))
+        table = (read_parquet if parquet else read_times)(path, limit(path, reading.max_gb))
         columns = {column.strip().lower() for column in table.names} if table.header else set()
         if columns >= COLUMNS and not reading.columns:
             return read_operations(path, table)

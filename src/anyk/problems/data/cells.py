@@ -85,7 +85,7 @@ _SEPARATED = re.compile(r"\s*[+-]?(?:\d{1,3}(?:[.,'\u00a0\u202f ]\d{3})+(?:[.,]\
 _CURRENCIES = set(re.findall("...", "USDEURGBPJPYCHFCNYINRAUDCADNZDSEKNOKDKKPLNCZKHUFBRLRUBKRWMXNZARTRYSGDHKD"))
 _MARKED = re.compile(
     r"\s*(?P<sign>[+-]?)\s*(?P<before>[^\d\s+\-.,()]{0,3})\s*"
-    r"(?P<number>[+-]?(?:\d{1,3}(?:[,'\u00a0\u202f ]\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|[+-]?\.\d+)"
+    r"(?P<number>[+-]?(?:[1-9]\d{0,2}(?:[,'\u00a0\u202f ]\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|[+-]?\.\d+)"
     r"\s*(?P<after>[^\d]{0,12}?)\s*"
 )
 
@@ -187,6 +187,11 @@ def read_numbers(cells: Array, where: str, unit: str | None = None) -> tuple[Flo
             continue
         if cell not in known:
             found = (float(cell), "") if is_number(cell) else marked_number(cell)
+            if found is None and "," in cell and _SEPARATED.fullmatch(cell):
+                raise BadInput(
+                    f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} has a decimal comma; write "
+                    "numbers with a decimal point"
+                )
             if found is None:
                 raise BadInput(
                     f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} is none; give "
@@ -314,7 +319,8 @@ def check_long_numbers(words: Iterable[str], where: str, name: str) -> None:
 
 # ------------------------------------------------------------------------------------------- remarks
 
-_NINES = re.compile("99+")
+_NINES = re.compile("-?99+")
+_SEVERAL = 5  # other values of a column in which any number far from them may stand for a missing value
 
 
 def like_an_identifier(column: Array) -> bool:
@@ -364,11 +370,14 @@ def like_thousands(column: Array) -> bool:
     return bool(exact.all() and 2 * three.sum() > len(three))
 
 
-def perhaps_missing(column: Array) -> float | None:
+def perhaps_missing(column: Array) -> str | None:
     """Return a number such as -999 that occurs again and again, far from all others; None if there is none.
 
+    Far is farther than the others are from each other; -1 below positive numbers is far in any case. Numbers that do
+    not end in nines count in columns of at least six different values only.
+
     >>> perhaps_missing(np.array([1.5, -999.0, 2.5, -999.0])), perhaps_missing(np.array([98.0, 99.0, 99.0, 97.0]))
-    (-999.0, None)
+    ('-999', None)
     """
     if column.dtype.kind != "f":
         return None
@@ -376,9 +385,11 @@ def perhaps_missing(column: Array) -> float | None:
     if len(values) < 3:
         return None
     for value, count, others in ((values[0], counts[0], values[1:]), (values[-1], counts[-1], values[:-1])):
-        apart = np.abs(others - value).min() > others[-1] - others[0]
-        if count > 1 and apart and _NINES.fullmatch(f"{abs(value):.0f}") and value == np.floor(value):
-            return float(value)
+        apart = np.abs(others - value).min() > others[-1] - others[0] or (value == -1.0 and others[0] > 0.0)
+        text = f"{value:.0f}" if value == np.floor(value) and abs(value) < _LABEL else f"{value:g}"
+        usual = _NINES.fullmatch(text) is not None
+        if count > 1 and apart and (usual or (len(others) >= _SEVERAL and 2 * count <= counts.sum())):
+            return text
     return None
 
 

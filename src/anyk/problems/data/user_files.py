@@ -68,6 +68,7 @@ from anyk.tables import (
 )
 
 # how a column without a name, such as pandas' index, is called after it is read or written again
+_LABELS = ("target", "label", "y")  # the usual names of the column to predict
 _UNNAMED = re.compile(r"column \d+|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
 
 
@@ -317,7 +318,8 @@ def _csv(file: Path, settings: _FileSettings) -> _FileContent:
 
 
 def _parquet(file: Path, settings: _FileSettings) -> _FileContent:
-    return _from_table(read_parquet(file, settings.allowed, needed=(), exact=True), file, settings)
+    table = read_parquet(file, settings.allowed, needed=(), exact=True)
+    return _from_table(table, file, settings, *(f"the index '{shown(name)}' left out" for name in table.index))
 
 
 _READERS: dict[str, Callable[[Path, _FileSettings], _FileContent]] = {
@@ -349,6 +351,7 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
     y = _target(
         without_missing(table.columns[place], settings.cells.missing), kinds.get(place), names[place], where, settings
     )
+    _notice_missing(shown(names[place]), y, file, settings, "leave out these rows if it does")
     described, values = [], []
     for i in features:
         column, cells = _read_column(table, i, kinds.get(i), file, settings)
@@ -521,11 +524,16 @@ def _notice(column: Column, cells: Array, raw: Array, file: Path, settings: _Fil
             f"a guess: column '{name}' of {file.name} has decimal points, although its numbers look as if points "
             f"separated thousands, such as {np.nanmin(cells[cells % 1 != 0]):g}; write numbers without separators if so"
         )
+    _notice_missing(name, cells, file, settings, f"missing={perhaps_missing(cells)} says that it does")
+
+
+def _notice_missing(name: str, cells: Array, file: Path, settings: _FileSettings, remedy: str) -> None:
+    """Report a number that is learned from although it may stand for a missing value."""
     if (number := perhaps_missing(cells)) is not None:
-        rows = rows_text(int((cells == number).sum()))
+        rows = rows_text(int((cells == float(number)).sum()))
         settings.say(
-            f"a guess: {number:.0f} in {rows} of column '{name}' of {file.name} is a number like others, although "
-            f"it may stand for a missing value; missing={number:.0f} says that it does"
+            f"a guess: {number} in {rows} of column '{name}' of {file.name} is a number like others, although it may "
+            f"stand for a missing value; {remedy}"
         )
 
 
@@ -548,17 +556,23 @@ def places_named(wanted: Sequence[str], names: Sequence[str], file: Path | str, 
     return list(dict.fromkeys(places))
 
 
+def _other_label(names: Sequence[str], place: int) -> str:
+    """Return a remark on a column that is learned from, although its name is one of a label, too."""
+    others = [name for i, name in enumerate(names) if i != place and name.lower() in _LABELS]
+    return f" (column '{shown(others[0])}' is learned from; target= names another)" if others else ""
+
+
 def target_column(names: Sequence[str], file: Path | str, target: str | None) -> tuple[int, str]:
     """Return the place of the target's column and, if it was chosen as the last, a remark."""
     if target is None:
-        for wanted in ("target", "label", "y"):
+        for wanted in _LABELS:
             if usual := [i for i, name in enumerate(names) if name.lower() == wanted]:
                 if len(usual) > 1:
                     raise BadInput(
                         f"{shown(file)} has {len(usual)} columns '{shown(names[usual[0]])}'; give target as a number, "
                         f"{' or '.join(map(str, usual))}"
                     )
-                return usual[0], ""
+                return usual[0], _other_label(names, usual[0])
         return len(names) - 1, " (the last column; target= names another)"
     if target in names:
         if names.count(target) > 1:

@@ -47,7 +47,7 @@ from anyk.problems.network_problem import (
     metric_number,
     with_weights,
 )
-from anyk.problems.replicas import ROWS, adds_up, model_like, not_a_sum, nudge_signs, trial_groups
+from anyk.problems.replicas import adds_up, model_like, not_a_sum, nudge_signs, trial_groups, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.values import Leaves, Values
 from anyk.problems.watch import ANEW, DATA, Computing, Watch, compare_copies, other_numbers
@@ -343,12 +343,12 @@ class JaxProblem(NetworkProblem):
         def variables(*, arrays: bool = True) -> Variables:
             return self._model_variables(arrays=arrays) | variables_of(roots, arrays=arrays)
 
-        def gradient() -> Vector:
+        def gradient(rows: int) -> Vector:
             model = self._model_now()
             state = self._held.state if model.state is None else model.state
-            return self._gradient_of(model, self._held._replace(fixed=model.fixed, state=state))
+            return self._gradient_of(model, self._held._replace(fixed=model.fixed, state=state), rows)
 
-        return Watch(variables, gradient, self._rounding())
+        return Watch(Computing(variables, gradient), self._rounding())
 
     def _rounding(self) -> float:
         return _ROUNDINGS * float(np.finfo(self.dtype).eps)
@@ -388,13 +388,19 @@ class JaxProblem(NetworkProblem):
             some = ", ".join(sorted(numbers.keys() ^ self._made_with.keys())[:_LISTED])
             raise BadInput(f"params has other arrays than when the problem was made ({some}); {ANEW}")
 
-        def gradient() -> Vector:
+        def copied_gradient(rows: int) -> Vector:
+            return self._gradient_of(self._network.model, self._held, rows)
+
+        def gradient(rows: int) -> Vector:
             model = self._model_now()
             held = self._held if model.state is None else self._held._replace(state=model.state)
-            return self._gradient_of(model, held)
+            return self._gradient_of(model, held, rows)
 
-        copied = Computing(lambda: self._made_variables, lambda: self._gradient_of(self._network.model, self._held))
-        compare_copies(copied, Computing(self._model_variables, gradient), self._rounding())
+        compare_copies(
+            Computing(lambda: self._made_variables, copied_gradient),
+            Computing(self._model_variables, gradient),
+            self._rounding(),
+        )
         other = [
             name
             for name, (kind, array) in numbers.items()
@@ -412,12 +418,12 @@ class JaxProblem(NetworkProblem):
             self._stepped, self._last = jax.jit(self._network.stepped), None
             self._loss_variables = now
 
-    def _gradient_of(self, model: Model, held: Held) -> Vector:
-        """Return the gradient of a few rows, for which the loss is traced anew."""
+    def _gradient_of(self, model: Model, held: Held, rows: int) -> Vector:
+        """Return the gradient of at most so many rows, for which the loss is traced anew."""
         import jax
 
         head, network = self._data.head, self._network.with_model(model)
-        batch = head.batch(slice(0, min(ROWS, head.tried)))
+        batch = head.batch(trial_rows(rows, head.tried))
         gradient = jax.jit(jax.grad(lambda w, *rest: network.total(w, *rest)))
         return np.asarray(gradient(model_like(network.scales, self.dtype), held, batch, SEED))
 

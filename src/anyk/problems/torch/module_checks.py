@@ -23,6 +23,7 @@ from anyk.problems.base import Better, Index
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.generators import seeded_generators
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
+from anyk.problems.surroundings import Variables, differences, variables_of
 from anyk.problems.torch.network import Network, is_norm, normalises_batches, parts_of, trainable_parameters
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def takes_module(loss: object) -> bool:
     return len(names) > 1 and names[0] in _MODULE_NAMES
 
 
+_PAIR = 2  # samples that are compared together if a single one has no gradient
 _SINGLES = 8  # largest number of samples of a batch whose losses are computed one by one
 _OUTPUTS_ADVICE = (
     "to ignore targets give torch's own CrossEntropyLoss(ignore_index=…) or NLLLoss, which is exact, else a loss that "
@@ -207,9 +209,9 @@ def check_loss(network: Network, outputs: object, targets: torch.Tensor, samples
 
 
 def check_mixing(network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str) -> None:
-    """Refuse modules whose gradient of several samples is not the sum of the gradients of each sample.
+    """Refuse modules whose gradient of several samples is not the sum of the gradients of each sample, or each two.
 
-    Nothing is compared if a batch norm mixes samples also in evaluation mode, or if a single sample fails.
+    Nothing is compared if a batch norm mixes samples also in evaluation mode, or if single samples and pairs fail.
     """
     network.module.eval()
     mixes = normalises_batches(network.module)
@@ -271,10 +273,22 @@ def check_samples(
             )
         return np.asarray(flat * (batch_terms if network.mean else 1.0))
 
+    def is_sum() -> bool:
+        try:
+            return adds_up(measure, count, tolerance=_tolerance(network))
+        except BadInput:
+            raise
+        except Exception:  # as of a standard deviation, which a single sample has not
+            if not lenient or count < 2 * _PAIR:
+                raise
+        of_pairs = adds_up(measure, count - count % _PAIR, tolerance=_tolerance(network), together=_PAIR)
+        terms[1] = np.nan
+        return of_pairs
+
     network.module.eval()
     try:
         with warnings.catch_warnings(action="ignore"), torch.enable_grad():
-            correct = adds_up(measure, count, tolerance=_tolerance(network))
+            correct = is_sum()
     except BadInput:
         raise
     except Exception:  # the run reports what fails
@@ -338,12 +352,12 @@ State = dict[str, list[Any]]  # tensors and numbers by the name of the buffer or
 
 
 def check_forward(network: Network, batches: Sequence[Batch]) -> None:
-    """Refuse parameters, buffers and attributes whose value after a forward pass depends on earlier passes.
+    """Refuse parameters, buffers, attributes and variables whose value after a pass depends on earlier passes.
 
     The exception is the running statistics of batch norm, which are computed anew to evaluate. A pass may set values
     that do not depend on the past, such as its activations or a table that all batches share. ``batches``: one, or two
     of the same shapes; the second shows state that only the first pass ever sets. The run reports passes that fail.
-    Changes that happen only now and then, or outside of modules, are not found here.
+    Changes that happen only now and then, or in objects that no code names, are not found here.
     """
     try:
         first, second, *third = _states_after(network, [batches[0], *batches])
@@ -383,17 +397,27 @@ def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
     for parameter in own.module.parameters():
         if parameter.requires_grad:
             parameter.data = moved(parameter)
-    states = []
+    states, outside = [], []
     for batch in batches:
         with seeded_generators(0, torch.device("cpu")):
             own.loss_of(batch)
         states.append(_state_of(own))
+        outside.append(_variables_outside(own))
+    for name, *_ in differences(*outside[:2]) if len(outside) > 1 else ():
+        raise _refusal(name)
     for (place, before), (_, after) in zip(_roots(network), _roots(own), strict=True):
         parameters = dict(after.named_parameters())
         for name, parameter in before.named_parameters():
             if name in parameters and _differ(moved(parameter), parameters[name].detach()):
                 raise _refusal(f"parameter '{name}'{place}")
     return states
+
+
+def _variables_outside(network: Network) -> Variables:
+    """Return the numbers outside of parts of the module, such as global counters, that forward pass and loss read."""
+    found = variables_of({"the loss": network.loss, "the module": network.module}, arrays=False)
+    outside = ("variable '", " of class ", " of attribute '")
+    return {name: value for name, value in found.items() if any(word in name for word in outside)}
 
 
 def _roots(network: Network) -> list[tuple[str, torch.nn.Module]]:

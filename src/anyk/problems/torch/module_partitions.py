@@ -18,7 +18,7 @@ from anyk.problems.base import Ends, Index
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
 from anyk.problems.generators import cuda_generators, preserved_generators, seeded_generators
-from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws
+from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.hooks import without_hooks
 from anyk.problems.torch.module_checks import check_loss, check_samples
@@ -141,15 +141,15 @@ class TorchPartitions(Batches):
         roots = {"the loss": network.loss, "the module": network.module, "count": network.count}
         return variables_of({**roots, **self.data.code})
 
-    def tried_with(self, network: Network) -> Vector:
-        """Return the gradient of the same few samples as computed with another network."""
+    def tried_with(self, network: Network, most: int) -> Vector:
+        """Return the gradient of the first samples, or of more than these, as computed with another network."""
         other = copy.copy(self)
         other._network = network
-        return other._tried()
+        return other._tried(most)
 
-    def _tried(self) -> Vector:
+    def _tried(self, most: int = ROWS) -> Vector:
         head, (first, last) = self.data.head, self._bounds[0]
-        rows = np.arange(min(ROWS, head.tried, self.sizes[0]))  # without opening a file
+        rows = trial_rows(most, min(head.tried, self.sizes[0]))  # without opening a file
         return self.gradient_sum(
             model_like(self._scales, self.dtype), PartitionSamples(head, 0, first, last, rows, rows)
         )

@@ -87,6 +87,15 @@ _STATISTICS_ITEMS = 1024  # number of items for running statistics, if a data se
 _ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 _TRIED = 2  # samples on which module and loss are tried; batch norm needs two
 _LISTED = 3  # names that a sentence lists at most
+_IN_EVALUATION = (
+    "the module was in evaluation mode as a whole, and is trained in training mode (dropout, statistics of the batch); "
+    "parts that are to stay in evaluation mode are set to it after module.train()"
+)
+_IRREPEATABLE = (
+    "module and loss give another gradient of the same samples each time, as by a random generator of their own or a "
+    "value that each pass changes: each worker goes on from its own copy of it, workers cannot be compared, and a "
+    "replay cannot repeat the run"
+)
 _WEIGHED = 3  # samples whose losses are computed one by one and from outputs together
 
 
@@ -218,6 +227,8 @@ class TorchProblem(NetworkProblem):
         check_options(device, precision, microbatch, threads, num_workers, better, functions)
         takes, mean = takes_module(loss), is_mean(loss, reduction)
         check_module(module)
+        if not module.training:
+            self.data_remarks = (*self.data_remarks, _IN_EVALUATION)
         with as_bad_input("the module cannot be copied", Exception):
             twin = copy.deepcopy(module).cpu()
             twin.zero_grad(set_to_none=True)
@@ -313,6 +324,11 @@ class TorchProblem(NetworkProblem):
             batch = map_tensors(head.batch(slice(0, size)), lambda tensor: tensor.clone())
             partitions = TorchPartitions(network, DeviceSamples(batch, size), cut(size, 1))
             gradient = partitions.partial_gradient(0, self.initial())
+            again = partitions.partial_gradient(0, self.initial())
+            if not np.allclose(
+                gradient, again, rtol=1e-3, atol=1e-3 * float(np.nanmax(np.abs(gradient), initial=0.0)), equal_nan=True
+            ):
+                self.data_remarks = (*self.data_remarks, _IRREPEATABLE)
             ends = np.cumsum([prod(shape) for shape in self.shapes])[:-1]
             without = [lacks_gradient(piece) for piece in np.split(gradient, ends)]
             self.unused_parameters = frozenset(np.flatnonzero(without).tolist())
@@ -450,8 +466,7 @@ class TorchProblem(NetworkProblem):
 
     def watch_code(self) -> Watch:
         """Return an object that notices if the given module, loss or data set compute something else than now."""
-        present = self._present(self.split(1))
-        return Watch(present.variables, present.gradient, self._rounding(), self._is_read)
+        return Watch(self._present(self.split(1)), self._rounding(), is_read=self._is_read)
 
     def _is_read(self, name: str) -> bool:
         """Return whether the loss may depend on a variable of the data, by the variable's name."""
@@ -473,7 +488,7 @@ class TorchProblem(NetworkProblem):
         try:
             with as_initial(self.module, self._network.module, self._made_modes):
                 one, other = (
-                    TorchPartitions(self._network, each, cut(len(rows), 1)).tried_with(self._live())
+                    TorchPartitions(self._network, each, cut(len(rows), 1)).tried_with(self._live(), ROWS)
                     for each in (some, changed)
                 )
         except Exception:  # such as a target that is out of range for its sample
@@ -492,9 +507,9 @@ class TorchProblem(NetworkProblem):
             objects = {**roots, "the module": self.module, f"{DATA}'s length": len(items)}
             return variables_of(objects, arrays=arrays) | modes_of(self.module)
 
-        def gradient() -> Vector:
+        def gradient(samples: int) -> Vector:
             with as_initial(self.module, copies, self._made_modes):
-                return partitions.tried_with(live)
+                return partitions.tried_with(live, samples)
 
         return Computing(variables, gradient)
 
@@ -525,14 +540,14 @@ class TorchProblem(NetworkProblem):
         live, copies, partitions = self._live(), self._network.module, self.split(1)
         made = modes_of(self.module, self._made_modes)
 
-        def gradient() -> Vector:
+        def gradient(samples: int) -> Vector:
             copied = copy.copy(self._network)
             copied.place = live.place
             there = next(copies.parameters()).device == live.place
             copied.module = copies if there else copy.deepcopy(copies).to(live.place)
             modes = [part.training for part in copies.modules()]
             with as_initial(copied.module, copies, modes):
-                return partitions.tried_with(copied)
+                return partitions.tried_with(copied, samples)
 
         compare_copies(
             Computing(lambda: variables_of({"the module": copies}) | made, gradient),
@@ -553,7 +568,7 @@ class TorchProblem(NetworkProblem):
         """Return digests of a module's parameters and buffers, without running statistics that are computed anew."""
         trained = {f"parameter '{name}'": parameter for name, parameter in module.named_parameters()}
         tensors = trained | kept_tensors(module, self.moving_norms)
-        return {name: "".join(variables_of({name: tensor}).values()) for name, tensor in tensors.items()}
+        return {name: "".join(variables_of({name: tensor.detach()}).values()) for name, tensor in tensors.items()}
 
     def _check_made(self) -> None:
         """Refuse other parameters or parts, another reduction of the loss or another length of the data set."""

@@ -417,6 +417,18 @@ def kept_tensors(module: torch.nn.Module, norms: Sequence[str]) -> dict[str, tor
     return {name: tensor.detach() for name, tensor in (frozen | buffers).items()}
 
 
+def kept_tensor(module: torch.nn.Module, name: str) -> torch.Tensor | None:
+    """Return the frozen parameter or buffer that a module has now by a name as of :func:`kept_tensors`, or None."""
+    path, _, key = name.split("'")[1].rpartition(".")
+    try:
+        part = module.get_submodule(path)
+    except AttributeError:
+        return None
+    # a loop's dictionaries compute running statistics when they are read
+    tensor: torch.Tensor | None = dict.get(part._buffers, key, part._parameters.get(key))
+    return tensor
+
+
 def put_kept(network: Network, arrays: Mapping[str, Array]) -> None:
     """Set frozen parameters and buffers, named as by :func:`kept_tensors`; others get their initial numbers again."""
     if not arrays and not network.initial_kept:
