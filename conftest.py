@@ -36,7 +36,7 @@ DRIVER = "node"
 # of which a program has one until it ends, from when it first shares memory or semaphores by multiprocessing
 resource_tracker.ensure_running()
 
-DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[2] / "shared" / "data"))
+DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[1] / "shared" / "data"))
 
 
 def _all_slow(path: Path) -> bool:
