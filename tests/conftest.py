@@ -115,7 +115,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest):
         gc.unfreeze()
         gc.collect()
     gc.freeze()  # what is left is looked at no more: with torch and JAX loaded that would cost more than the tests
-    for _ in range(50):  # the kernel may need a moment to take away what has ended
+    for _ in range(200):  # on a busy machine the kernel may need a moment to take away what has ended
         if _children() <= children:
             break
         time.sleep(0.1)

@@ -64,13 +64,11 @@ def check(value: object, annotation: object, name: str) -> Any:
             if isinstance(value, kind):
                 return value
             continue
-        alone = typing.get_origin(kind) is tuple and not isinstance(plain, list)
         try:
-            converted = msgspec.convert([plain] if alone else plain, kind, strict=True)
+            converted = msgspec.convert(_as_members(plain, kind), kind, strict=True)
         except msgspec.ValidationError:
             continue
-        members = converted if isinstance(converted, tuple) else (converted,)
-        if not any(isinstance(member, float) and math.isnan(member) for member in members):
+        if not _has_nan(converted):
             return converted
     hint = next((kind.meant_by(value) for kind in kinds if hasattr(kind, "meant_by")), "")
     raise BadInput(
@@ -154,13 +152,13 @@ def value_class(kind: type[Kind]) -> type[Kind]:
 
 def _kinds(annotation: object) -> list[Any]:
     """Return the members of a union, or the annotation alone; sequences of plain values as tuples."""
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated and not any(isinstance(extra, msgspec.Meta) for extra in parts[1:]):
-        return _kinds(parts[0])  # for readers and for specs
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated and not any(isinstance(extra, msgspec.Meta) for extra in arguments[1:]):
+        return _kinds(arguments[0])  # for readers and for specs
     if origin in (typing.Union, types.UnionType):
-        return [kind for part in parts for kind in _kinds(part)]
-    if origin is Sequence and parts[0] in _PLAIN:
-        return [types.GenericAlias(tuple, (parts[0], ...))]
+        return [kind for member in arguments for kind in _kinds(member)]
+    if origin is Sequence and arguments[0] in _PLAIN:
+        return [types.GenericAlias(tuple, (arguments[0], ...))]
     return [annotation]
 
 
@@ -168,7 +166,8 @@ def _opaque(kind: object) -> bool:
     """Return whether an annotation cannot be checked."""
     if typing.get_origin(kind) is tuple:
         return not all(
-            part in _PLAIN or part is ... or typing.get_origin(part) is Annotated for part in typing.get_args(kind)
+            member in _PLAIN or member is ... or typing.get_origin(member) is Annotated
+            for member in typing.get_args(kind)
         )
     if typing.get_origin(kind) in (typing.Literal, Annotated):
         return False
@@ -188,6 +187,17 @@ def _plain(value: object) -> Any:
     if isinstance(value, list | tuple | range | np.ndarray):
         return value if isinstance(value, np.ndarray) and not value.ndim else list(map(_plain, value))
     return value
+
+
+def _as_members(plain: Any, kind: Any) -> Any:
+    """Return a list of one for a value that stands for a tuple of one."""
+    return [plain] if typing.get_origin(kind) is tuple and not isinstance(plain, list) else plain
+
+
+def _has_nan(value: Any) -> bool:
+    """Return whether a value is NaN, or a tuple with NaN in it."""
+    members = value if isinstance(value, tuple) else (value,)
+    return any(isinstance(member, float) and math.isnan(member) for member in members)
 
 
 def _words(kind: Any) -> list[str]:
@@ -222,5 +232,5 @@ def _either(words: list[str]) -> str:
 
 def _shown(value: object) -> str:
     """Return a value for a message: its text, or its type if that is long."""
-    text = repr(value)
-    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
+    representation = repr(value)
+    return representation if len(representation) <= 60 and "\n" not in representation else f"a {type(value).__name__}"

@@ -49,10 +49,10 @@ def names_in_folder(path: Path, code: Mapping[str, str], *, trust: bool) -> Iter
         _FOLDER.reset(token)
 
 
-def admit(where: str, name: str, what: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if a run folder names code of ``where`` that must not run.
+def admit(source: str, name: str, what: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if a run folder names code of ``source`` that must not run.
 
-    ``where`` is a file or a module, ``name`` the complete name, and ``what`` its purpose. With trust, the file must be
+    ``source`` is a file or a module, ``name`` the complete name, and ``what`` its purpose. With trust, the file must be
     an absolute path outside of the folder, a module must not lie in the current folder, and its SHA-256 must be the
     recorded value.
     """
@@ -60,20 +60,20 @@ def admit(where: str, name: str, what: str) -> None:
     if folder is None:
         return
     named = what in ("problem", "callback")
-    again = f"name it again with --{what} {name}, or trust the folder" if named else "trust the folder"
-    ways = f"{again} with --trust" + ("" if what == "callback" else f" (in Python: {what}=… or trust=True)")
+    advice = f"name it again with --{what} {name}, or trust the folder" if named else "trust the folder"
+    ways = f"{advice} with --trust" + ("" if what == "callback" else f" (in Python: {what}=… or trust=True)")
     _refuse_untrusted(f"code to run, the {what} '{name}', which may belong to somebody else; if it is yours, {ways}")
     refused = f"the run '{folder.path}' names the {what} '{name}', which is not run: "
-    file = Path(where) if where.endswith(".py") else file_of(where, folder.path)
+    file = Path(source) if source.endswith(".py") else file_of(source, folder.path)
     if file is None:
-        raise BadInput(f"{refused}no file of the module '{where}' is found outside of the current folder")
+        raise BadInput(f"{refused}no file of the module '{source}' is found outside of the current folder")
     if not file.is_absolute():
-        raise BadInput(f"{refused}'{where}' is not an absolute path")
+        raise BadInput(f"{refused}'{source}' is not an absolute path")
     if file.resolve().is_relative_to(folder.path.resolve()):
         raise BadInput(f"{refused}'{file}' lies in the run folder itself")
-    for part in (where, *map(str, local_imports(file) if where.endswith(".py") else ())):
-        path, digest = (file, "its SHA-256") if part == where else (part, f"the SHA-256 of '{part}'")
-        recorded, present = folder.code.get(part), sha256_of(part, folder.path)
+    for code in (source, *map(str, local_imports(file) if source.endswith(".py") else ())):
+        path, digest = (file, "its SHA-256") if code == source else (code, f"the SHA-256 of '{code}'")
+        recorded, present = folder.code.get(code), sha256_of(code, folder.path)
         if recorded is None:
             raise BadInput(f"{refused}{digest} was not recorded")
         if present is None:
@@ -127,10 +127,10 @@ def file_of(module: str, excluded: Path | None = None) -> Path | None:
     return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
 
 
-def sha256_of(where: str, excluded: Path | None = None) -> str | None:
+def sha256_of(source: str, excluded: Path | None = None) -> str | None:
     """Return the SHA-256 of a file or module, in the state in which it was run; None without a file."""
     try:
-        file = Path(where).resolve() if where.endswith(".py") else file_of(where, excluded)
+        file = Path(source).resolve() if source.endswith(".py") else file_of(source, excluded)
         if file is None:
             return None
         return _LOADED.get(str(file)) or hashlib.sha256(read_plain(file, follow=True)).hexdigest()
@@ -149,8 +149,8 @@ def local_imports(file: Path) -> list[Path]:
     while pending:
         for name in _imports(pending.pop(), folder):
             for end in range(1, len(name) + 1):
-                place = folder.joinpath(*name[:end])
-                for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+                location = folder.joinpath(*name[:end])
+                for path in (location / "__init__.py", location.with_name(f"{location.name}.py")):
                     if path.is_file() and path != file and path not in imports:
                         imports.add(path)
                         pending.append(path)
@@ -194,27 +194,27 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
     Traceback (most recent call last):
     anyk.errors.BadInput: no file 'nowhere.py' for the problem 'nowhere.py:make'
     """
-    where, _, function = name.rpartition(":")
-    parts = function.split(".")
-    if not where or not all(part.isidentifier() for part in parts):
+    source, _, function = name.rpartition(":")
+    attributes = function.split(".")
+    if not source or not all(attribute.isidentifier() for attribute in attributes):
         raise BadInput(f"a {what} is named as file.py:function or module:function, got '{name}'")
-    admit(where, name, what)
-    with explaining(f"'{where}' {'failed' if where.endswith('.py') else 'cannot be imported'}"):
-        if where.endswith(".py"):
-            path = Path(where).resolve()
+    admit(source, name, what)
+    with explaining(f"'{source}' {'failed' if source.endswith('.py') else 'cannot be imported'}"):
+        if source.endswith(".py"):
+            path = Path(source).resolve()
             if not path.is_file():
-                raise BadInput(f"no file '{where}' for the {what} '{name}'")
+                raise BadInput(f"no file '{source}' for the {what} '{name}'")
             module, full_name = _module_of(path), f"{path}:{function}"
         else:
-            module, full_name = import_named(where), name
+            module, full_name = import_named(source), name
     member: Any = module
-    for part in parts:
-        holder, member = member, getattr(member, part, None)
+    for attribute in attributes:
+        holder, member = member, getattr(member, attribute, None)
         if member is None:
             break
     if not callable(member):
-        hint = suggest(part, [key for key in dir(holder) if callable(getattr(holder, key, None))], "")
-        raise BadInput(f"'{where}' has no function '{function}'{hint and f'; {hint}'}")
+        hint = suggest(attribute, [key for key in dir(holder) if callable(getattr(holder, key, None))], "")
+        raise BadInput(f"'{source}' has no function '{function}'{hint and f'; {hint}'}")
     return member, full_name
 
 
@@ -268,17 +268,17 @@ def _run(path: Path, name: str) -> ModuleType:
     return module
 
 
-def import_named(where: str, *, here: bool = True) -> ModuleType:
-    """Return the module of a name; with ``here`` it may lie in the current folder, unless a run folder names it."""
+def import_named(source: str, *, in_current_folder: bool = True) -> ModuleType:
+    """Return the module of a name; with ``in_current_folder`` it may lie there, unless a run folder names it."""
     folder = _FOLDER.get()
     if folder is not None:
         before = sys.path[:]
         sys.path[:] = _path_without(folder.path)
         try:
-            return import_module(where)
+            return import_module(source)
         finally:
             sys.path[:] = before + [entry for entry in sys.path if entry not in before]
     current = str(Path.cwd())
-    if here and current not in sys.path and "" not in sys.path:
+    if in_current_folder and current not in sys.path and "" not in sys.path:
         sys.path.insert(0, current)
-    return import_module(where)
+    return import_module(source)

@@ -35,7 +35,7 @@ File = Annotated[str, _A_FILE]
 Folder = Annotated[str | Path, _A_FILE]
 
 
-def parse(text: str) -> tuple[str, dict[str, str]]:
+def parse(spec: str) -> tuple[str, dict[str, str]]:
     """Split a spec into its name and its keys; a first value without a key is stored under ``""``.
 
     >>> parse("frc:load=3,wait=11")
@@ -48,23 +48,23 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     >>> parse("kronecker:left=(frc:load=2),split=4")
     ('kronecker', {'left': 'frc:load=2', 'split': '4'})
     """
-    if not isinstance(text, str) or not text.strip():
-        raise BadInput(f"a spec looks like name:key=value,key=value, got {text!r}")
-    if max(bracket_depths(text)) > _DEEPEST:
-        raise BadInput(f"a spec may have {_DEEPEST} brackets in one another, more have '{text[:60]}…'")
-    name, _, keys = text.strip().partition(":")
+    if not isinstance(spec, str) or not spec.strip():
+        raise BadInput(f"a spec looks like name:key=value,key=value, got {spec!r}")
+    if max(bracket_depths(spec)) > _DEEPEST:
+        raise BadInput(f"a spec may have {_DEEPEST} brackets in one another, more have '{spec[:60]}…'")
+    name, _, keys = spec.strip().partition(":")
     values: dict[str, str] = {}
-    for place, item in enumerate(_items(keys, text)):
+    for index, item in enumerate(_items(keys, spec)):
         key, equals, value = item.partition("=")
         if not equals:
             key, value = "", item
         if key.strip() != "wait":  # the brackets of a wait rule are its own
             value = _unbracketed(value.strip())
         key, value = key.strip().replace("-", "_"), value.strip()
-        if (not key and (place or equals)) or not value:
-            raise BadInput(f"'{item}' in '{text}' should be key=value, as in name:key=value,key=value")
+        if (not key and (index or equals)) or not value:
+            raise BadInput(f"'{item}' in '{spec}' should be key=value, as in name:key=value,key=value")
         if key in values:
-            raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
+            raise BadInput(f"'{key}' is given twice in '{spec}'; keep one")
         values[key] = value
     return name.strip(), values
 
@@ -109,7 +109,7 @@ def absolute(name: str) -> str:
     return str(Path(name).expanduser().absolute())
 
 
-def with_files(text: str, change: Callable[[str], str], *registries: Registry[Any]) -> str:
+def with_files(spec: str, change: Callable[[str], str], *registries: Registry[Any]) -> str:
     """Return a spec with the name of each file in it changed, also in the specs inside it.
 
     This makes the stored specs of a run valid in any folder (:func:`absolute`), and finds the files that they name.
@@ -117,34 +117,34 @@ def with_files(text: str, change: Callable[[str], str], *registries: Registry[An
     ``registries``: the registries that may contain the spec's name; a spec of another name is returned unchanged.
     Raises :class:`~anyk.errors.BadInput` for file names that a spec cannot contain.
     """
-    name, values = parse(text)
+    name, values = parse(spec)
     known = [registry for registry in registries if name in registry.entries]  # before any plug-in is loaded
     home = next(iter(known or [registry for registry in registries if name in registry]), None)
     if home is None:
-        return text
+        return spec
     entry = home.entries[name]
     marks, first = entry.marks(), next(iter(entry.parameters()), "")
     changed = dict(values)
     for key, value in values.items():
-        own = marks.get(key or first, ())
-        inner = [mark for mark in own if isinstance(mark, Registry)]
-        changed[key] = change(value) if _A_FILE in own else with_files(value, change, *inner) if inner else value
+        key_marks = marks.get(key or first, ())
+        inner = [mark for mark in key_marks if isinstance(mark, Registry)]
+        changed[key] = change(value) if _A_FILE in key_marks else with_files(value, change, *inner) if inner else value
     if changed == values:
-        return text
+        return spec
     named = {key or first: value for key, value in changed.items()}
-    spec = show(name, {key: value if key == "wait" else bracketed(value) for key, value in named.items()})
+    result = show(name, {key: value if key == "wait" else bracketed(value) for key, value in named.items()})
     try:
-        same = parse(spec)[1] == named
+        same = parse(result)[1] == named
     except BadInput:
         same = False
     if not same:
-        raise BadInput(f"a spec cannot hold the names of files in '{text}', {', '.join(named.values())}; rename them")
-    return spec
+        raise BadInput(f"a spec cannot hold the names of files in '{spec}', {', '.join(named.values())}; rename them")
+    return result
 
 
-def bracket_depths(text: str) -> list[int]:
+def bracket_depths(spec: str) -> list[int]:
     """Return the number of open brackets after each character."""
-    return list(accumulate((character == "(") - (character == ")") for character in text))
+    return list(accumulate((character == "(") - (character == ")") for character in spec))
 
 
 def _unbracketed(value: str) -> str:
@@ -153,55 +153,66 @@ def _unbracketed(value: str) -> str:
     return value[1:-1] if value.startswith("(") and depths.index(0) == len(value) - 1 else value
 
 
-def _items(keys: str, text: str) -> list[str]:
-    """Return the parts between commas outside of brackets."""
+def _items(keys: str, spec: str) -> list[str]:
+    """Return the parts of a spec's keys between commas outside of brackets."""
     depths = bracket_depths(keys)
     if keys and (depths[-1] or min(depths) < 0):
-        raise BadInput(f"the brackets in '{text}' do not match")
+        raise BadInput(f"the brackets in '{spec}' do not match")
     return split_outside(keys, ",") if keys else []
 
 
-def split_outside(text: str, sign: str) -> list[str]:
-    """Return the parts of a text between signs outside of brackets."""
-    signs = [place for place, depth in enumerate(bracket_depths(text)) if text[place] == sign and not depth]
-    return [text[a + 1 : b] for a, b in pairwise([-1, *signs, len(text)])]
+def split_outside(spec: str, sign: str) -> list[str]:
+    """Return the parts of a spec between signs outside of brackets."""
+    signs = [index for index, depth in enumerate(bracket_depths(spec)) if spec[index] == sign and not depth]
+    return [spec[a + 1 : b] for a, b in pairwise([-1, *signs, len(spec)])]
 
 
-def read(text: str, annotation: object, where: str) -> Any:
-    """Return a value of a spec, converted to its parameter's annotation; ``where`` names it in errors."""
+def read(value: str, annotation: object, name: str) -> Any:
+    """Return a value of a spec, converted to its parameter's annotation; ``name`` names it in errors."""
     origin, options = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        kinds = [option for option in options if option is not type(None)]
-        if any(typing.get_origin(kind) is typing.Literal and text in typing.get_args(kind) for kind in kinds):
-            return text  # "none" may be one of the choices
-        if text.lower() == "none" and len(kinds) < len(options):
-            return None
-        for kind in kinds[:-1]:
-            try:
-                return read(text, kind, where)
-            except BadInput:
-                continue
-        return read(text, kinds[-1], where)
+        return _read_union(value, options, name)
     if origin is typing.Literal:
-        if text not in options:
-            raise BadInput(f"{where} should be one of {', '.join(map(str, options))}, got '{text}'")
-        return text
+        if value not in options:
+            raise BadInput(f"{name} should be one of {', '.join(map(str, options))}, got '{value}'")
+        return value
     if origin in (tuple, Sequence):
-        return tuple(read(part, options[0], where) for part in text.removesuffix("/").split("/"))
+        return tuple(read(member, options[0], name) for member in value.removesuffix("/").split("/"))
     if annotation is bool:
-        if text.lower() not in {"true", "false", "yes", "no"}:
-            raise BadInput(f"{where} should be true or false, got '{text}'")
-        return text.lower() in {"true", "yes"}
-    if annotation in (int, float):
+        if value.lower() not in {"true", "false", "yes", "no"}:
+            raise BadInput(f"{name} should be true or false, got '{value}'")
+        return value.lower() in {"true", "yes"}
+    if annotation is int:
+        return _read_number(value, int, f"{name} should be a whole number, got '{value}'")
+    if annotation is float:
+        return _read_number(value, float, f"{name} should be a number, got '{value}'")
+    return value
+
+
+def _read_union(value: str, options: Sequence[Any], name: str) -> Any:
+    """Return a value converted to the first member of a union that it fits."""
+    kinds = [option for option in options if option is not type(None)]
+    if any(typing.get_origin(kind) is typing.Literal and value in typing.get_args(kind) for kind in kinds):
+        return value  # "none" may be one of the choices
+    if value.lower() == "none" and len(kinds) < len(options):
+        return None
+    for kind in kinds[:-1]:
         try:
-            number = int(text) if annotation is int else float(text)
-        except ValueError:
-            number = math.nan
-        if number != number:  # NaN
-            what = "a whole number" if annotation is int else "a number"
-            raise BadInput(f"{where} should be {what}, got '{text}'")
-        return number
-    return text
+            return read(value, kind, name)
+        except BadInput:
+            continue
+    return read(value, kinds[-1], name)
+
+
+def _read_number(value: str, kind: Callable[[str], float], complaint: str) -> float:
+    """Return a number, which is not NaN."""
+    try:
+        number = kind(value)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise BadInput(complaint)
+    return number
 
 
 def _show(value: object) -> str:
@@ -324,12 +335,12 @@ class Registry(Generic[T]):
         hint = suggest(name, names, f"known: {', '.join(names)}", cutoff=0.5)
         raise UnknownName(f"{self.kind} '{name}'", "; ".join([hint, *installed.failures()]))
 
-    def build(self, text: str, **supplied: Any) -> T:
+    def build(self, spec: str, **supplied: Any) -> T:
         """Build the object of a spec; ``supplied``: the parameters that the caller adds."""
-        name, values = parse(text)
-        return self.build_parsed(text, name, values, **supplied)
+        name, values = parse(spec)
+        return self.build_parsed(spec, name, values, **supplied)
 
-    def build_parsed(self, text: str, name: str, values: Mapping[str, str], **supplied: Any) -> T:
+    def build_parsed(self, spec: str, name: str, values: Mapping[str, str], **supplied: Any) -> T:
         """Build the object of a spec that is split already; see :meth:`build`."""
         entry = self.entry(name)
         parameters, further = entry.parameters(), entry.further()
@@ -337,18 +348,18 @@ class Registry(Generic[T]):
         for key, value in values.items():
             if not key:
                 if not parameters:
-                    raise BadInput(f"{self.kind} '{name}' takes no value, got '{value}' in '{text}'")
+                    raise BadInput(f"{self.kind} '{name}' takes no value, got '{value}' in '{spec}'")
                 key = next(iter(parameters))
                 if key in values:
-                    raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
+                    raise BadInput(f"'{key}' is given twice in '{spec}'; keep one")
             key += "_" * iskeyword(key)  # a parameter cannot be called lambda
             if key in supplied and further is not None:
-                raise BadInput(f"{key} of {self.kind} '{name}' is an argument of its own, not a key, got '{text}'")
+                raise BadInput(f"{key} of {self.kind} '{name}' is an argument of its own, not a key, got '{spec}'")
             annotation = parameters[key].annotation if key in parameters else further
             if annotation is None:
                 hint = suggest(key, parameters, f"its keys: {', '.join(parameters) or 'none'}")
                 raise BadInput(f"{self.kind} '{name}' has no key '{key}'; {hint}")
-            arguments[key] = read(value, annotation, f"{key} in '{text}'")
+            arguments[key] = read(value, annotation, f"{key} in '{spec}'")
         for key, parameter in parameters.items():
             if parameter.default is inspect.Parameter.empty and key not in arguments:
                 raise BadInput(f"{self.kind} '{name}' needs {key.rstrip('_')}=…, as in {entry.usage()}")
@@ -413,8 +424,8 @@ def _nearest(build: Callable[..., object], spec: str, workers: int) -> list[str]
         return show(name, {**values, key: value}), workers
 
     near = []
-    for key, text in values.items():
-        if key not in ("", "seed") and text.removeprefix("-").isdigit():
-            near += [candidate for candidate, _ in around(int(text), partial(with_value, key))]
+    for key, value in values.items():
+        if key not in ("", "seed") and value.removeprefix("-").isdigit():
+            near += [candidate for candidate, _ in around(int(value), partial(with_value, key))]
     counts = [str(count) for _, count in around(workers, lambda count: (spec, count))]
     return [*near, f"{' or '.join(counts)} worker{'s' * (counts != ['1'])}"] if counts else near

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -38,8 +38,8 @@ _MISSING = {"", "na", "n/a", "#n/a", "nan", "null"}
 
 def shown(path: str | Path) -> str:
     """Return a path for a message; the middle of a very long path is omitted."""
-    text = str(path)
-    return text if len(text) <= 240 else f"{text[:120]}…{text[-60:]}"
+    name = str(path)
+    return name if len(name) <= 240 else f"{name[:120]}…{name[-60:]}"
 
 
 @contextmanager
@@ -62,8 +62,8 @@ def reading(file: Path | str, kind: str) -> Iterator[None]:
         byte = error.object[error.start]
         raise BadInput(f"{shown(file)} is not text in UTF-8 (byte 0x{byte:02x}); save it in that encoding") from None
     except Exception as error:
-        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        reason = " ".join(text.split()).rstrip(".") or type(error).__name__
+        sentence = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = " ".join(sentence.split()).rstrip(".") or type(error).__name__
         raise BadInput(f"{shown(file)} cannot be read as {kind}: {shown(reason)}") from None
 
 
@@ -162,9 +162,9 @@ def open_text(file: Path, allowed: Limit) -> io.TextIOWrapper:
     return io.TextIOWrapper(opened, encoding="utf-16" if utf16 else "utf-8-sig", newline="")
 
 
-def lines(text: Iterable[str], file: Path | str) -> Iterator[str]:
+def lines(stream: Iterable[str], file: Path | str) -> Iterator[str]:
     """Yield the lines of a text; raise BadInput for a NUL character, which occurs only in binary files."""
-    for line in text:
+    for line in stream:
         if "\0" in line:
             raise BadInput(f"{shown(file)} contains NUL characters, so it is not text in UTF-8")
         yield line
@@ -185,11 +185,11 @@ class Table:
 
     def check_readable(self, places: Iterable[int], file: Path | str) -> None:
         """Raise BadInput if one of the columns at ``places`` has values that could not be read."""
-        for place in places:
-            if self.refused and self.refused[place]:
-                name = shown(self.names[place])
-                days = f", let dates={name} count days" if self.columns[place].dtype.kind == "O" else ""
-                raise BadInput(f"{self.refused[place]}; convert them{days}, or omit the column (drop={name})")
+        for index in places:
+            if self.refused and self.refused[index]:
+                name = shown(self.names[index])
+                days = f", let dates={name} count days" if self.columns[index].dtype.kind == "O" else ""
+                raise BadInput(f"{self.refused[index]}; convert them{days}, or omit the column (drop={name})")
 
     @property
     def rows(self) -> int:
@@ -197,22 +197,22 @@ class Table:
         return int(self.columns[0].shape[0]) if self.columns else 0
 
 
-def is_number(text: str) -> bool:
+def is_number(cell: str) -> bool:
     """Return whether a cell is a number; ``1_000``, a number in Python, is text."""
     try:
-        float(text)
+        float(cell)
     except ValueError:
         return False
-    return "_" not in text
+    return "_" not in cell
 
 
-def is_code(text: str) -> bool:
+def is_code(cell: str) -> bool:
     """Return whether a cell is a number with zeros in front, as codes have them.
 
     >>> is_code("007"), is_code("0"), is_code("0.5")
     (True, False, False)
     """
-    return _CODE.fullmatch(text) is not None
+    return _CODE.fullmatch(cell) is not None
 
 
 def is_missing(cell: str) -> bool:
@@ -255,21 +255,30 @@ def read_csv(
     if text is not None:
         with reading(file, "CSV"), open_text(file, allowed) as opened:
             as_text |= set(text(column_names(first_cells(opened, file), bool(header))))
+    first, columns = _read_columns(file, allowed, as_text, header, exact=exact)
+    if header is None:
+        header = has_header(file, first, columns)
+        if not header:
+            columns = [_with_cell(cell, column) for cell, column in zip(first, columns, strict=True)]
+    return Table(column_names(first, header), tuple(columns), header)
+
+
+def _read_columns(
+    file: Path, allowed: Limit, as_text: set[int], header: bool | None, *, exact: bool
+) -> tuple[list[str], list[Array]]:
+    """Return the first row, and the columns of the rows below it (with ``header=False`` of all rows)."""
     while True:
         first, chunks = _read_chunks(file, allowed, as_text, header, INEXACT if exact else None)
         text_columns = {i for chunk in chunks for i, column in enumerate(chunk) if column.dtype.kind == "O"}
         if not any(chunk[i].dtype.kind == "f" for chunk in chunks for i in text_columns):
-            break
+            columns = [np.concatenate(pieces) for pieces in zip(*chunks, strict=True)]
+            return first, columns or [np.empty(0) for _ in first]
         as_text |= text_columns  # read the file again, as some of their chunks contain only numbers
-    columns = [np.concatenate(parts) for parts in zip(*chunks, strict=True)] or [np.empty(0) for _ in first]
-    if header is None:
-        header = has_header(file, first, columns)
-        if not header:
-            cells = (
-                convert_cells([cell], column.dtype.kind == "O") for cell, column in zip(first, columns, strict=True)
-            )
-            columns = [np.concatenate(parts) for parts in zip(cells, columns, strict=True)]
-    return Table(column_names(first, header), tuple(columns), header)
+
+
+def _with_cell(cell: str, column: Array) -> Array:
+    """Return a column with one more cell, the first."""
+    return np.concatenate([convert_cells([cell], column.dtype.kind == "O"), column])
 
 
 def column_names(first: Sequence[str], header: bool) -> tuple[str, ...]:
@@ -281,8 +290,8 @@ def column_names(first: Sequence[str], header: bool) -> tuple[str, ...]:
 class _CheckedLines:
     """Lines as pandas reads them from a file: none before it is needed; a NUL character raises BadInput."""
 
-    def __init__(self, text: Iterable[str], file: Path | str) -> None:
-        checked = (line for line in lines(text, file))
+    def __init__(self, stream: Iterable[str], file: Path | str) -> None:
+        checked = (line for line in lines(stream, file))
         beginning: list[str] = []
         for line in checked:
             if beginning or line.strip("\r\n"):
@@ -302,7 +311,7 @@ class _CheckedLines:
     read = readline
 
 
-def cell_chunks(text: Iterable[str], file: Path | str, *, rows: int = _CHUNK) -> Iterator[list[Array]]:
+def cell_chunks(stream: Iterable[str], file: Path | str, *, rows: int = _CHUNK) -> Iterator[list[Array]]:
     """Yield the columns of a CSV file, split by pandas, in chunks of at most ``rows`` rows (at least 4).
 
     Columns are arrays of str objects; no cell is interpreted. The first chunk begins with the first row, blank lines
@@ -311,7 +320,7 @@ def cell_chunks(text: Iterable[str], file: Path | str, *, rows: int = _CHUNK) ->
     """
     from pandas.errors import ParserError
 
-    source = _CheckedLines(text, file)
+    source = _CheckedLines(stream, file)
     if source.beginning:
         _check_separator(source.beginning, file)
     count = 0
@@ -319,9 +328,9 @@ def cell_chunks(text: Iterable[str], file: Path | str, *, rows: int = _CHUNK) ->
         with _split(source, file, rows) as frames:
             for frame in frames:
                 columns = [frame[name].to_numpy(dtype=object) for name in frame.columns]
-                there = np.array([isinstance(cell, str) for cell in columns[0]], dtype=bool)
-                if not there.all():  # blank lines
-                    columns = [column[there] for column in columns]
+                filled = np.array([isinstance(cell, str) for cell in columns[0]], dtype=bool)
+                if not filled.all():  # blank lines
+                    columns = [column[filled] for column in columns]
                 for number, cell in enumerate(columns[-1], start=count + 1):
                     if not isinstance(cell, str):
                         width = sum(isinstance(column[number - count - 1], str) for column in columns)
@@ -330,14 +339,14 @@ def cell_chunks(text: Iterable[str], file: Path | str, *, rows: int = _CHUNK) ->
                 yield columns
     except ParserError as error:
         if match := _TOO_LONG.search(str(error)):
-            expected, row, found = map(int, match.groups())
-            raise BadInput(_uneven(file, row, found, expected)) from None
+            expected, row, width = map(int, match.groups())
+            raise BadInput(_uneven(file, row, width, expected)) from None
         raise
 
 
-def first_cells(text: Iterable[str], file: Path | str) -> list[str]:
+def first_cells(stream: Iterable[str], file: Path | str) -> list[str]:
     """Return the cells of the first row of a CSV file, without a look at the others; BadInput for an empty file."""
-    with _split(_CheckedLines(text, file), file, 1) as frames:
+    with _split(_CheckedLines(stream, file), file, 1) as frames:
         frame = next(iter(frames))
     return [str(frame[name].iloc[0]) for name in frame.columns]
 
@@ -363,10 +372,10 @@ def _split(source: _CheckedLines, file: Path | str, rows: int) -> Any:
     )
 
 
-def _uneven(file: Path | str, number: int, found: int, expected: int) -> str:
+def _uneven(file: Path | str, number: int, width: int, expected: int) -> str:
     """Return the sentence about a row that has fewer or more cells than the first."""
     return (
-        f"{shown(file)} cannot be read as CSV: row {number} has {found} cell{'s' * (found != 1)}, the first has "
+        f"{shown(file)} cannot be read as CSV: row {number} has {width} cell{'s' * (width != 1)}, the first has "
         f"{expected}"
     )
 
@@ -391,7 +400,7 @@ def _check_separator(beginning: Sequence[str], file: Path | str) -> None:
 
 
 def _read_chunks(
-    file: Path, allowed: Limit, text: set[int], header: bool | None, kept: re.Pattern[str] | None
+    file: Path, allowed: Limit, as_text: set[int], header: bool | None, text_pattern: re.Pattern[str] | None
 ) -> tuple[list[str], list[list[Array]]]:
     """Return the first row, and the columns of the rows below it (with ``header=False`` of all rows) in chunks."""
     chunks: list[list[Array]] = []
@@ -405,24 +414,27 @@ def _read_chunks(
             cells += len(columns) * len(columns[0])
             allowed.check(8 * cells)
             if len(columns[0]):
-                chunks.append(convert_columns(columns, text, kept))
+                chunks.append(convert_columns(columns, as_text, text_pattern))
     return first, chunks
 
 
 def convert_columns(
-    columns: Sequence[Array], text: Collection[int], kept: re.Pattern[str] | None = None
+    columns: Sequence[Array], as_text: Collection[int], text_pattern: re.Pattern[str] | None = None
 ) -> list[Array]:
-    """Return columns of cells converted; ``text``: the indices of those that must stay text; ``kept``: see below."""
-    return [convert_cells(column, i in text, kept) for i, column in enumerate(columns)]
+    """Return columns of cells converted; ``as_text``: the indices of those that must stay text.
 
-
-def convert_cells(cells: Sequence[str] | Array, text: bool, kept: re.Pattern[str] | None = None) -> Array:
-    """Return cells as numbers, NaN if missing; as text, None if missing, if ``text`` or if a cell is not a number.
-
-    ``kept``: cells are text if one of them matches, such as :data:`CODES` or :data:`INEXACT`.
+    ``text_pattern``: see :func:`convert_cells`.
     """
-    joined = "" if text else "\n".join(cells)
-    if not text and "_" not in joined and not (kept and kept.search(joined)):
+    return [convert_cells(column, i in as_text, text_pattern) for i, column in enumerate(columns)]
+
+
+def convert_cells(cells: Sequence[str] | Array, as_text: bool, text_pattern: re.Pattern[str] | None = None) -> Array:
+    """Return cells as numbers, NaN if missing; as text, None if missing, if ``as_text`` or if a cell is not a number.
+
+    ``text_pattern``: cells are text if one of them matches, such as :data:`CODES` or :data:`INEXACT`.
+    """
+    joined = "" if as_text else "\n".join(cells)
+    if not as_text and "_" not in joined and not (text_pattern and text_pattern.search(joined)):
         try:
             return np.array(list(map(float, cells)))
         except ValueError:
@@ -444,23 +456,35 @@ def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool
     """
     cells = [cell.strip() for cell in first]
     words = {i for i, cell in enumerate(cells) if not is_missing(cell) and not is_number(cell)}
-    numeric = {i for i, column in enumerate(columns) if column.dtype.kind == "f" and len(column)}
+    numeric = _numeric(columns)
     numbers = {i for i in numeric - words if not is_missing(cells[i])}
-    ambiguous = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; give header=yes or header=no"
     if not words:
-        labels = cells[1:] if cells[0] == "" else cells
-        if len(labels) < 3 or labels not in ([str(i + start) for i in range(len(labels))] for start in (0, 1)):
+        if not _are_row_numbers(cells[1:] if cells[0] == "" else cells):
             return False
-        if cells[0]:
-            raise BadInput(ambiguous)
-        return True
-    names = words & numeric
-    if not names and any(cells[i] in columns[i] for i in words):
-        return False
-    repeated = not names and len(columns[0]) and len(set(cells)) < len(cells)
-    if numbers or repeated:
-        raise BadInput(ambiguous)
+        ambiguous = bool(cells[0])
+    else:
+        names = words & numeric
+        if not names and any(cells[i] in columns[i] for i in words):
+            return False
+        repeated = not names and len(columns[0]) and len(set(cells)) < len(cells)
+        ambiguous = bool(numbers or repeated)
+    if ambiguous:
+        raise BadInput(
+            f"the first row of {shown(file)} ({listed(cells)}) may be names or data; give header=yes or header=no"
+        )
     return True
+
+
+def _numeric(columns: Sequence[Array]) -> set[int]:
+    """Return the indices of the columns that contain numbers."""
+    return {i for i, column in enumerate(columns) if column.dtype.kind == "f" and len(column)}
+
+
+def _are_row_numbers(cells: Sequence[str]) -> bool:
+    """Return whether at least three cells are the numbers 0, 1, 2, … or 1, 2, 3, …"""
+    return len(cells) >= 3 and any(
+        list(cells) == [str(number) for number in range(start, start + len(cells))] for start in (0, 1)
+    )
 
 
 def listed(names: Sequence[str]) -> str:
@@ -496,32 +520,26 @@ def read_parquet(
     BadInput for these and for a file of another format.
     """
     with needing("pyarrow", "data", "reading a Parquet file"):
-        from pyarrow import parquet, types
+        from pyarrow import parquet
     source = opened or file
     with reading(file, "Parquet"), parquet.ParquetFile(source, pre_buffer=False) as parquet_file:
         metadata, schema = parquet_file.metadata, parquet_file.schema_arrow
-        # sizes of whole row groups: PyArrow looks single columns up unchecked, and crashes on a damaged file
-        groups = [metadata.row_group(i) for i in (range(metadata.num_row_groups) if group is None else [group])]
-        unpacked = sum(max(row_group.total_byte_size, 0) for row_group in groups)
-        rows = sum(row_group.num_rows for row_group in groups)
-    allowed.check(max(unpacked, 8 * rows * metadata.num_columns))
+        size = _unpacked_size(metadata, group)
+    allowed.check(size)
     index = _stored_index(schema.metadata)
-    places = [i for i, name in enumerate(schema.names) if name not in index]
-    number_types = (types.is_floating, types.is_integer, types.is_boolean, types.is_decimal)
-    text, moments, unreadable = set[int](), set[int](), dict[int, str]()
-    for i in places:
-        name, kind = str(schema.names[i]), schema.field(i).type
-        value_type = kind.value_type if types.is_dictionary(kind) else kind
-        if types.is_string(value_type) or types.is_large_string(value_type):
-            text.add(i)
-        elif not any(matches(kind) for matches in number_types):
-            if exact and (types.is_timestamp(value_type) or types.is_date(value_type)):
-                moments.add(i)
-            unreadable[i] = f"column '{name}' of {shown(file)} has {kind} values, which are neither numbers nor text"
-            if i not in moments and (needed is None or name in needed):
-                raise BadInput(f"{unreadable[i]}; convert them to numbers or text, or omit the column")
+    contents = {i: _content_of(schema.field(i).type) for i, name in enumerate(schema.names) if name not in index}
+    refused = {
+        i: f"column '{schema.names[i]}' of {shown(file)} has {schema.field(i).type} values, which are neither numbers "
+        "nor text"
+        for i, content in contents.items()
+        if content in ("dates", "other")
+    }
+    for i, reason in refused.items():
+        readable = exact and contents[i] == "dates"
+        if not readable and (needed is None or str(schema.names[i]) in needed):
+            raise BadInput(f"{reason}; convert them to numbers or text, or omit the column")
     # repeated text stays in the file's dictionary: as plain strings it could take any multiple of the file's size
-    texts = [schema.names[i] for i in sorted(text)]
+    texts = [schema.names[i] for i, content in contents.items() if content == "text"]
     with reading(file, "Parquet"), parquet.ParquetFile(source, read_dictionary=texts, pre_buffer=False) as parquet_file:
         # one thread: further threads that go on reading after an error crash the process
         table = (
@@ -529,16 +547,37 @@ def read_parquet(
             if group is None
             else parquet_file.read_row_group(group, use_threads=False)
         )
-        columns = tuple(
-            _dates_of(table.column(i))
-            if i in moments
-            else np.full(table.num_rows, np.nan)
-            if i in unreadable
-            else _from_arrow(table.column(i), i in text, exact)
-            for i in places
-        )
-    refused = tuple(unreadable.get(i, "") for i in places)
-    return Table(tuple(str(schema.names[i]) for i in places), columns, True, refused if any(refused) else ())
+        columns = tuple(_from_arrow(table.column(i), content, exact=exact) for i, content in contents.items())
+    return Table(
+        names=tuple(str(schema.names[i]) for i in contents),
+        columns=columns,
+        header=True,
+        refused=tuple(refused.get(i, "") for i in contents) if refused else (),
+    )
+
+
+def _unpacked_size(metadata: Any, group: int | None) -> int:
+    """Return the bytes that a Parquet file, or one of its row groups, takes in memory, by the file's own account."""
+    # sizes of whole row groups: PyArrow looks single columns up unchecked, and crashes on a damaged file
+    groups = [metadata.row_group(i) for i in (range(metadata.num_row_groups) if group is None else [group])]
+    unpacked = sum(max(row_group.total_byte_size, 0) for row_group in groups)
+    rows = sum(row_group.num_rows for row_group in groups)
+    return int(max(unpacked, 8 * rows * metadata.num_columns))
+
+
+_Content = Literal["numbers", "text", "dates", "other"]
+
+
+def _content_of(kind: Any) -> _Content:
+    """Return what a column of one of PyArrow's types contains."""
+    from pyarrow import types
+
+    value_type = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_string(value_type) or types.is_large_string(value_type):
+        return "text"
+    if any(matches(kind) for matches in (types.is_floating, types.is_integer, types.is_boolean, types.is_decimal)):
+        return "numbers"
+    return "dates" if types.is_timestamp(value_type) or types.is_date(value_type) else "other"
 
 
 def _dates_of(column: Any) -> Array:
@@ -548,25 +587,37 @@ def _dates_of(column: Any) -> Array:
     return words
 
 
-def _from_arrow(column: Any, text: bool, exact: bool) -> Array:
-    """Return a column of PyArrow as float64, or as text objects."""
+def _from_arrow(column: Any, content: _Content, *, exact: bool) -> Array:
+    """Return a column of PyArrow as float64, or as objects of text; NaN if it cannot be read."""
+    if content == "numbers":
+        return _numbers_of(column, exact=exact)
+    if content == "text":
+        return _text_of(column)
+    return _dates_of(column) if exact and content == "dates" else np.full(len(column), np.nan)
+
+
+def _numbers_of(column: Any, *, exact: bool) -> Array:
+    """Return a column of PyArrow's numbers as float64; as text if it is ``exact`` and float64 would change them."""
     import pyarrow
 
-    if not text:
-        if exact and pyarrow.types.is_integer(column.type):
-            whole = column.to_pylist()
-            if any(value is not None and abs(value) >= 2**53 for value in whole):
-                words = np.empty(len(whole), dtype=object)
-                words[:] = [None if value is None else str(value) for value in whole]
-                return words
-        values: Floats = column.cast(pyarrow.float64(), safe=False).to_numpy()
-        return values.astype(np.float64)
-    parts: list[Array] = [np.empty(0, dtype=object)]
+    if exact and pyarrow.types.is_integer(column.type):
+        integers = column.to_pylist()
+        if any(value is not None and abs(value) >= 2**53 for value in integers):
+            words = np.empty(len(integers), dtype=object)
+            words[:] = [None if value is None else str(value) for value in integers]
+            return words
+    values: Floats = column.cast(pyarrow.float64(), safe=False).to_numpy()
+    return values.astype(np.float64)
+
+
+def _text_of(column: Any) -> Array:
+    """Return a column of PyArrow's text as objects, None if missing."""
+    pieces: list[Array] = [np.empty(0, dtype=object)]
     for chunk in column.dictionary_encode().chunks:
         words = np.array([*chunk.dictionary.to_pylist(), None], dtype=object)
-        places = chunk.indices.fill_null(len(words) - 1)
-        parts.append(words[places.to_numpy().astype(np.intp)])
-    return np.concatenate(parts)
+        indices = chunk.indices.fill_null(len(words) - 1)
+        pieces.append(words[indices.to_numpy().astype(np.intp)])
+    return np.concatenate(pieces)
 
 
 def _stored_index(metadata: dict[bytes, bytes] | None) -> set[str]:

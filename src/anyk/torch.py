@@ -79,8 +79,8 @@ class Optimizer(AbstractContextManager["Optimizer"]):
             raise BadInput(f"prepare must be a function without arguments, got {prepare!r}")
         problem.places_of([parameter for group in optimizer.param_groups for parameter in group["params"]])
         self.optimizer, self._prepare, self._problem = optimizer, prepare, problem
-        own = inspect.signature(type(optimizer).step).parameters.get("closure")
-        self._needs_closure = own is not None and own.default is inspect.Parameter.empty
+        parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
+        self._needs_closure = parameter is not None and parameter.default is inspect.Parameter.empty
         self._strategy = build_strategy(strategy, workers=cluster.workers)
         limit = _ENDLESS if steps is None and seconds is None else steps
         options.setdefault("keep", optimizer)
@@ -126,14 +126,8 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         """Let the optimiser step with a closure that takes a round whenever it is evaluated."""
         import torch
 
-        layout = self._strategy.layout
-        if layout.minibatches or layout.epochs or self._strategy.spec.startswith("async"):
-            raise BadInput(
-                f"under '{self._strategy.spec}' two evaluations of a closure have gradients of different data or "
-                "models; use a strategy with full batches whose rounds wait for the newest model, such as 'uncoded'"
-            )
+        self._check_repeatable()
         steps: list[Step] = []
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
         def evaluate() -> torch.Tensor:
             try:
@@ -144,14 +138,7 @@ class Optimizer(AbstractContextManager["Optimizer"]):
                 raise BadInput("a closure has no learning rate to scale: leave out lr_scale of the strategy")
             if closure is None:
                 return torch.tensor(self._loss(), dtype=torch.float64)
-            before = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
-            with torch.enable_grad():
-                value = closure()
-            if not all(map(_same, before, [parameter.grad for parameter in parameters])):
-                raise BadInput(
-                    "the closure of step() changes the gradient, which the cluster has computed: let it return the "
-                    "loss alone, without zero_grad() and backward(), or leave it out"
-                )
+            value = self._call_unchanged(closure)
             return value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
 
         evaluate.is_round = True  # type: ignore[attr-defined]
@@ -162,6 +149,30 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         if not steps:
             raise BadInput(f"{type(self.optimizer).__name__}.step(closure) has not evaluated the closure")
         return steps[0]
+
+    def _check_repeatable(self) -> None:
+        """Raise BadInput unless two evaluations of a closure have gradients of the same data."""
+        layout = self._strategy.layout
+        if layout.minibatches or layout.epochs or self._strategy.spec.startswith("async"):
+            raise BadInput(
+                f"under '{self._strategy.spec}' two evaluations of a closure have gradients of different data or "
+                "models; use a strategy with full batches whose rounds wait for the newest model, such as 'uncoded'"
+            )
+
+    def _call_unchanged(self, closure: Callable[[], Any]) -> Any:
+        """Return what a user's closure returns; raise BadInput if it changes the gradient."""
+        import torch
+
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        before = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
+        with torch.enable_grad():
+            value = closure()
+        if not all(map(_same, before, [parameter.grad for parameter in parameters])):
+            raise BadInput(
+                "the closure of step() changes the gradient, which the cluster has computed: let it return the "
+                "loss alone, without zero_grad() and backward(), or leave it out"
+            )
+        return value
 
     def _loss(self) -> float:
         """Return the problem's loss at the module's parameters, on the driver."""

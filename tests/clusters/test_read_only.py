@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.clusters.read_only import ReadOnly
+from anyk.clusters.read_only import ReadOnlyData
 from anyk.problems.base import cut
 
 
@@ -92,7 +92,7 @@ def test_views_of_protected_arrays_become_writable_again() -> None:
             self.views = (self.whole[:3], self.whole[2:].reshape(7, 1))
 
     views: Any = Views()
-    with ReadOnly(views):
+    with ReadOnlyData(views):
         assert not any(array.flags.writeable for array in (views.whole, *views.views))
     assert all(array.flags.writeable for array in (views.whole, *views.views))
 

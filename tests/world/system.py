@@ -21,7 +21,7 @@ from unittest import mock
 from greenlet import GreenletExit
 
 from anyk.clusters.processes import forkserver, memory, processes, shared_worker
-from anyk.clusters.remote import handles, losses, remote
+from anyk.clusters.remote import handles, losses, remote, workforce
 from anyk.clusters.remote import worker as remote_worker
 
 from . import fake_mpi, fake_ray
@@ -422,6 +422,7 @@ def installed(kernel: Kernel) -> Iterator[_Os]:
                   "fcntl": SimpleNamespace(fcntl=lambda *_: 0, F_ADD_SEALS=0, F_SEAL_SHRINK=0)}),
         (shared_worker, {"time": time, "os": os, "readable": readable}),
         (remote, {"time": time}),
+        (workforce, {"time": time}),
         (handles, {"time": time}),
         (losses, {"time": time}),
         (remote_worker, {"time": time}),

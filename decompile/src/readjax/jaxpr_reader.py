@@ -214,6 +214,31 @@ class Reader:
         if primitive == "platform_index":
             return [Number(np.int32(self._platform(eqn.params["platforms"])), "int32")]
         outputs = [self._value(variable.aval) for variable in eqn.outvars]
+        known = self._known(eqn, atoms, outputs)
+        if known is not None:
+            return known
+        read = Equation(primitive, atoms, outputs, dict(eqn.params), source=self._source or eqn.source_info)
+        read.backward = self._backward or _is_transposed(eqn)
+        if primitive == "cond":
+            branch = self._cond(read)
+            if branch is not None:
+                return self._closed(branch, read.inputs[1:], out)
+        elif primitive == "custom_linear_solve":
+            return self._solve(read, out)
+        elif primitive == "random_gamma" and self.target == "numpy":
+            return self._random_gamma(eqn, atoms, out)
+        elif not self._read_blocks(read):
+            read = self._adapted(read, [*eqn.invars, *eqn.outvars])
+        if read.primitive in ("squeeze", "reshape") and (original := undo_reshape(read)) is not None:
+            return [original]
+        for value in read.outputs:
+            value.maker = read
+        out.append(read)
+        return outputs
+
+    def _known(self, eqn: Any, atoms: list[Atom], outputs: list[Variable]) -> Sequence[Atom] | None:
+        """Return the outputs of an equation that changes nothing, or whose result is a number; None for any other."""
+        primitive = str(eqn.primitive)
         if primitive in _IDENTITIES and self._is_identity(primitive, atoms, outputs):
             if primitive in _SHARDINGS and any(device is not None for device in eqn.params.get("devices", [True])):
                 self.notes["the placement of arrays (shardings, devices) is omitted"] = None
@@ -221,47 +246,41 @@ class Reader:
         if (operand := unchanged_operand(primitive, atoms, outputs)) is not None:
             return [operand]
         folded = fold(primitive, atoms, outputs)
-        if folded is not None:
-            return [folded]
-        read = Equation(primitive, atoms, outputs, dict(eqn.params), self._source or eqn.source_info)
-        read.backward = self._backward or _is_transposed(eqn)
-        if primitive == "cond":
-            branch = self._cond(read)
-            if branch is not None:
-                return self._closed(branch, read.inputs[1:], out)
-        elif primitive == "scan":
+        return None if folded is None else [folded]
+
+    def _read_blocks(self, read: Equation) -> bool:
+        """Read the functions that an equation applies; return whether it applies any."""
+        if read.primitive == "scan":
             self._scan(read)
-        elif primitive == "while":
+        elif read.primitive == "while":
             self._while(read)
-        elif primitive == "custom_linear_solve":
-            return self._solve(read, out)
-        elif primitive == "scatter" and read.params.get("update_jaxpr") is not None:
+        elif read.primitive == "scatter" and read.params.get("update_jaxpr") is not None:
             read.primitive = "scatter_apply"  # x.at[places].apply(function)
             read.blocks = [self._block(_jaxpr(read.params["update_jaxpr"]), read.params["update_consts"])]
-        elif primitive in ("reduce", "reduce_window"):
+        elif read.primitive in ("reduce", "reduce_window"):
             closed = read.params["jaxpr"]
             constants = getattr(closed, "consts", None) or read.params.get("consts", ())
             read.blocks = [self._block(_jaxpr(closed), constants)]
-        elif primitive == "convert_element_type" and isinstance(atoms[0], Variable) and atoms[0].dtype == "bool":
-            self._booleans[outputs[0]] = atoms[0]
+        else:
+            return False
+        return True
+
+    def _adapted(self, read: Equation, variables: Sequence[Any]) -> Equation:
+        """Return an equation in a simpler form, or in the target's; ``variables``: those of the jaxpr."""
+        primitive, operand = read.primitive, read.inputs[0] if read.inputs else None
+        if primitive == "convert_element_type" and isinstance(operand, Variable) and operand.dtype == "bool":
+            self._booleans[read.outputs[0]] = operand
         elif primitive.startswith("reduce_") and "axes" in read.params and reduces_nothing(read):
             read.primitive, read.params = "squeeze", {"dimensions": read.params["axes"]}
         elif (
             primitive == "transpose"
-            and atoms[0] in self._read_once
+            and operand in self._read_once
             and (swapped := transposed_product(read)) is not None
         ):
-            read = swapped
-        elif primitive == "random_gamma" and self.target == "numpy":
-            return self._random_gamma(eqn, atoms, out)
-        elif self.target == "numpy" and any(str(v.aval.dtype).startswith("key<") for v in [*eqn.invars, *eqn.outvars]):
+            return swapped
+        elif self.target == "numpy" and any(str(variable.aval.dtype).startswith("key<") for variable in variables):
             add_key_axis(read)
-        if read.primitive in ("squeeze", "reshape") and (original := undo_reshape(read)) is not None:
-            return [original]
-        for value in read.outputs:
-            value.maker = read
-        out.append(read)
-        return outputs
+        return read
 
     def _is_identity(self, primitive: str, atoms: list[Atom], outputs: list[Variable]) -> bool:
         if primitive == "optimization_barrier" and self.target == "jax":
@@ -338,7 +357,9 @@ class Reader:
             self.functions[id(jaxpr)] = function
             self._alive.append(jaxpr)
         outputs = [self._value(variable.aval) for variable in jaxpr.outvars]
-        read = Equation("call", list(atoms), outputs, {}, self._source, self._backward, function=function)
+        read = Equation(
+            "call", list(atoms), outputs, {}, source=self._source, backward=self._backward, function=function
+        )
         for value in outputs:
             value.maker = read
         out.append(read)

@@ -134,7 +134,7 @@ class Checkpoint(Callback):
         file = self._into / f"{'' if slot == 'model' else f'{slot}-'}{name}.npy"
         try:
             self._into.mkdir(parents=True, exist_ok=True)
-            with replacing(file) as part, part.open("xb") as opened:
+            with replacing(file) as partial, partial.open("xb") as opened:
                 np.save(opened, model, allow_pickle=False)
         except OSError as error:
             raise RunFailed(f"the model '{file}' cannot be written ({error.strerror})") from None

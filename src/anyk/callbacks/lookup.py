@@ -41,18 +41,18 @@ def named_callbacks(specs: Sequence[str]) -> Callbacks:
 
 def _build_named(spec: str) -> tuple[Any, str]:
     """Return the callback, and its name with absolute paths, which is valid in any folder."""
-    where, _, function = spec.rpartition(":")
-    module = all(part.isidentifier() for part in where.split("."))
-    if function.isidentifier() and (module or where.endswith(".py")) and where not in registry:
-        build, whole = function_named(spec, "callback")
-        return _build_custom(build, spec), whole
+    source, _, function = spec.rpartition(":")
+    module = all(word.isidentifier() for word in source.split("."))
+    if function.isidentifier() and (module or source.endswith(".py")) and source not in registry:
+        build, complete = function_named(spec, "callback")
+        return _build_custom(build, spec), complete
     name, keys = parse(spec)
     entry = registry.entry(name, also=("FILE.py:FUNCTION",))
-    whole = with_files(spec, absolute, registry)
+    complete = with_files(spec, absolute, registry)
     first, marks = next(iter(entry.parameters()), ""), entry.marks()
-    values = {key or first: value for key, value in parse(whole)[1].items()}
+    values = {key or first: value for key, value in parse(complete)[1].items()}
     if marks.keys() & values.keys():
-        admit_place(whole, "callback")
+        admit_place(complete, "callback")
     return registry.build(spec), show(name, values) if keys else name
 
 

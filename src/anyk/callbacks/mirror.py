@@ -90,15 +90,15 @@ class Mirror(Callback):
 
 def _copy(origin: Path, into: Path) -> None:
     """Replace the last copy by one of a run's settings and of everything committed in its log."""
-    with LockedFolder(COPIES) as place:
-        whole = Path(place) / LOG_FILE
+    with LockedFolder(COPIES) as folder:
+        snapshot = Path(folder) / LOG_FILE
         with (
             contextlib.closing(sqlite3.connect(f"{(origin / LOG_FILE).absolute().as_uri()}?mode=ro", uri=True)) as log,
-            contextlib.closing(sqlite3.connect(whole)) as copy,
+            contextlib.closing(sqlite3.connect(snapshot)) as copy,
         ):
             copy.execute("PRAGMA synchronous=OFF")  # of a temporary file
             log.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE").fetchall()  # one file, without a write-ahead file beside it
         write_sealed(into / RUN_FILE, replace(read_config(origin), mirror=True))
-        with replacing(into / LOG_FILE) as part, whole.open("rb") as copied, part.open("xb") as new:
+        with replacing(into / LOG_FILE) as partial, snapshot.open("rb") as copied, partial.open("xb") as new:
             shutil.copyfileobj(copied, new, 1 << 20)

@@ -36,8 +36,8 @@ class Logging(Callback):
 
     def on_begin(self, info: RunInfo) -> None:
         self._metric = info.metric
-        where = "in memory" if info.path is None else info.path
-        self.logger.info("%s begins at step %d (%s, %s)", info.strategy, info.step, info.config.cluster, where)
+        location = "in memory" if info.path is None else info.path
+        self.logger.info("%s begins at step %d (%s, %s)", info.strategy, info.step, info.config.cluster, location)
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._every == 0:

@@ -36,8 +36,8 @@ def _groups() -> list[Path]:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except OSError:
         return []
-    own = [_GROUPS / line[3:].strip("/") for line in lines if line.startswith("0::")]
-    return [group for path in own for group in (path, *path.parents) if group.is_relative_to(_GROUPS)]
+    groups = [_GROUPS / line[3:].strip("/") for line in lines if line.startswith("0::")]
+    return [group for path in groups for group in (path, *path.parents) if group.is_relative_to(_GROUPS)]
 
 
 def _room_of_group(group: Path) -> int | None:

@@ -154,7 +154,7 @@ class Envelope(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A report of a worker; its vector travels separately. ``kind`` is a constant of ``remote/worker.py``.
+    """A report of a worker; its vector travels separately. ``kind`` is a constant of ``remote/channel.py``.
 
     Times are on the worker's clock: start of the task, start and end of computing, sending of the report.
     """

@@ -126,7 +126,7 @@ class Injection:
         last, count = self._repeats[worker]
         repeat = count if last == version else 0
         self._repeats[worker] = (version, repeat + 1)
-        before, each = self.stream.for_task(
+        before, per_partition = self.stream.for_task(
             worker,
             number=number,
             version=version,
@@ -134,7 +134,7 @@ class Injection:
             partitions=sum(len(chunk.partitions) for chunk in chunks),
             relative_load=self._relative_load(chunks),
         )
-        return travel + before, each * self.unit
+        return travel + before, per_partition * self.unit
 
     def cancel(self, tasks: Iterable[int], now: float) -> None:
         """Drop the transfers that cancelled tasks have not started."""

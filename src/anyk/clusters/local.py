@@ -69,19 +69,19 @@ class LocalStepper:
             number = chunk.repeat + done
             gradient = np.full_like(w, NO_GRADIENT)
             for ids in messages.parts(chunk):
-                part = messages.gradient(ids, w, plain, number)
+                partial = messages.gradient(ids, w, plain, number)
                 support = messages.support(ids)
                 if support is None:
-                    gradient += part
+                    gradient += partial
                 else:
-                    gradient[support] += part
+                    gradient[support] += partial
             gradient /= samples
             if self._l2:
                 gradient += self._penalty * w
-            own = first + done
-            scale = 1.0 if own == number else rate.at(number) / rate.at(own)
+            state_step = first + done
+            scale = 1.0 if state_step == number else rate.at(number) / rate.at(state_step)
             with np.errstate(over="ignore", invalid="ignore"):  # inspect_message() detects numbers that are not finite
-                w = self._optimizer.step(w, gradient, state, own, scale)
+                w = self._optimizer.step(w, gradient, state, state_step, scale)
         if not chunk.compress:
             keep_state(states, task, chunk, state | {_COUNT: np.array([first + chunk.steps], dtype=np.float64)})
         return w

@@ -17,7 +17,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.arrays import NO_GRADIENT, Floats, Vector
-from anyk.clusters.read_only import ADVICE, ReadOnly
+from anyk.clusters.read_only import ADVICE, ReadOnlyData
 from anyk.errors import BadInput, describe_error
 from anyk.problems.base import Index, Partitions, partition_abilities, some_rows
 from anyk.problems.batches import Batches
@@ -56,8 +56,8 @@ def inspect_message(message: Vector) -> tuple[str | None, int]:
         sums = message
     else:
         with np.errstate(over="ignore", invalid="ignore"):
-            whole = _weights(rows, message.dtype.char) @ message[: rows * _COLUMNS].reshape(rows, _COLUMNS)
-        sums = np.concatenate([whole, message[message.size - remainder :]])
+            folded = _weights(rows, message.dtype.char) @ message[: rows * _COLUMNS].reshape(rows, _COLUMNS)
+        sums = np.concatenate([folded, message[message.size - remainder :]])
     bits = keyed.digest(sums)
     if np.isfinite(sums).all() or np.isfinite(message).all():
         return None, bits
@@ -91,10 +91,10 @@ class WrongLength(BadInput):
 def describe(error: Exception) -> str:
     """Return an exception of a gradient as one line: anyk's own messages unchanged, others with their type."""
     at_fault = isinstance(error, BadInput) and not isinstance(error, WrongLength)
-    text = f"{type(error).__name__}: {error}" if at_fault else describe_error(error)
-    if isinstance(error, ValueError) and "read-only" in text:
-        text += f"; {ADVICE}"
-    return text
+    sentence = f"{type(error).__name__}: {error}" if at_fault else describe_error(error)
+    if isinstance(error, ValueError) and "read-only" in sentence:
+        sentence += f"; {ADVICE}"
+    return sentence
 
 
 def _real(partition: int, gradient: Vector) -> Vector:
@@ -108,13 +108,13 @@ def _real(partition: int, gradient: Vector) -> Vector:
     return gradient
 
 
-def _union(parts: Sequence[Index], dimension: int) -> Index:
+def _union(index_sets: Sequence[Index], dimension: int) -> Index:
     """Return the coordinates that are in any of several sorted index sets, sorted."""
-    if dimension >= _MARKED * sum(part.size for part in parts):
-        return np.unique(np.concatenate(parts))
+    if dimension >= _MARKED * sum(coordinates.size for coordinates in index_sets):
+        return np.unique(np.concatenate(index_sets))
     marked = np.zeros(dimension, dtype=bool)
-    for part in parts:
-        marked[part] = True
+    for coordinates in index_sets:
+        marked[coordinates] = True
     return np.flatnonzero(marked)
 
 
@@ -151,16 +151,16 @@ class Messages:
         self._places: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
         # for comparing replicas; 0: they are not compared
         self.tolerance: float = abilities.tolerance
-        self._data = ReadOnly(partitions)
+        self._data = ReadOnlyData(partitions)
         self._process = os.getpid()
 
     def support(self, ids: tuple[int, ...]) -> Index | None:
         """Return the coordinates in a message over partitions ``ids``, sorted; None: all."""
         if ids not in self._supports:
-            parts = [part for part in map(self.partitions.support, ids) if part is not None]
+            index_sets = [coordinates for coordinates in map(self.partitions.support, ids) if coordinates is not None]
             union: Index | None = None  # if a partition touches all coordinates
-            if ids and len(parts) == len(ids):
-                union = parts[0] if len(parts) == 1 else _union(parts, self.partitions.dimension)
+            if ids and len(index_sets) == len(ids):
+                union = index_sets[0] if len(index_sets) == 1 else _union(index_sets, self.partitions.dimension)
             self._supports[ids] = union
         return self._supports[ids]
 
@@ -185,18 +185,18 @@ class Messages:
         try:
             return self._places[ids, other]
         except KeyError:
-            union, place = self.support(ids), self.support(other)
-        if place is not None and union is not None:
-            if place.size == union.size:
-                place = None
+            union, positions = self.support(ids), self.support(other)
+        if positions is not None and union is not None:
+            if positions.size == union.size:
+                positions = None
             elif self.partitions.dimension < _MARKED * union.size:
-                where = np.empty(self.partitions.dimension, dtype=np.intp)
-                where[union] = np.arange(union.size)
-                place = where[place]
+                position_of = np.empty(self.partitions.dimension, dtype=np.intp)
+                position_of[union] = np.arange(union.size)
+                positions = position_of[positions]
             else:
-                place = np.searchsorted(union, place)
-        self._places[ids, other] = place
-        return place
+                positions = np.searchsorted(union, positions)
+        self._places[ids, other] = positions
+        return positions
 
     def encode(
         self,
@@ -217,12 +217,12 @@ class Messages:
         if not ids:
             out[:] = NO_GRADIENT
         coefficients = self.split(chunk.coefficients)
-        for item, part in enumerate(self.parts(chunk)):
+        for item, group in enumerate(self.parts(chunk)):
             if between is not None:
-                between(item + len(part) - 1)
-            gradient = self.gradient(part, w, chunk, version)
+                between(item + len(group) - 1)
+            gradient = self.gradient(group, w, chunk, version)
             if seen is not None:
-                for j in part:
+                for j in group:
                     seen(j, gradient)
             self.add(out, ids, item, coefficients[item], gradient)
 
@@ -259,13 +259,13 @@ class Messages:
         if not 0 < chunk.batch < (max(sizes) if self._epochs else size):
             return None
         if self._epochs:
-            epoch, part = divmod(version, parts := self._steps_of_epoch(chunk))
+            epoch, step = divmod(version, steps := self._steps_of_epoch(chunk))
             newest, order = self._orders.get(partition, (-1, np.empty(0, np.intp)))
             if newest != epoch:
                 order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size).astype(np.intp)
                 self._orders[partition] = epoch, order
-            least, last = self._least, part + 1 == parts
-            first, end = (least * (i * (size // least) // parts) for i in (part, part + 1))
+            least, last = self._least, step + 1 == steps
+            first, end = (least * (i * (size // least) // steps) for i in (step, step + 1))
             return np.sort(order[first : size if last else end])
         random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         drawing = self.partitions.of(chunk.slot) if isinstance(self.partitions, ManyPartitions) else self.partitions
@@ -281,50 +281,50 @@ class Messages:
         ids = chunk.partitions
         return [ids] if self._together and len(ids) > 1 else [(j,) for j in ids]
 
-    def gradient(self, part: tuple[int, ...], w: Vector, chunk: Chunk, version: int) -> Vector:
+    def gradient(self, group: tuple[int, ...], w: Vector, chunk: Chunk, version: int) -> Vector:
         """Return the gradient of a group of partitions that are computed together, on the coordinates they touch."""
-        if len(part) == 1:
-            return self.partial_gradient(part[0], w, chunk, version)
-        piece = self._pieces.get(part)
+        if len(group) == 1:
+            return self.partial_gradient(group[0], w, chunk, version)
+        piece = self._pieces.get(group)
         if piece is None:
             if sum(map(len, self._pieces)) > len(self.partitions.sizes):  # a piece takes the memory of its data
                 self._pieces.clear()
             partitions: Any = self.partitions
-            merged = partitions.piece(part[0], part[-1])
+            merged = partitions.piece(group[0], group[-1])
             merged.load((0,))
-            piece = self._pieces[part] = Messages(merged, seed=self._seed, first=part[0])
-        gradient = piece.partial_gradient(0, w, chunk._replace(batch=chunk.batch * len(part)), version)
-        support = self.support(part)
+            piece = self._pieces[group] = Messages(merged, seed=self._seed, first=group[0])
+        gradient = piece.partial_gradient(0, w, chunk._replace(batch=chunk.batch * len(group)), version)
+        support = self.support(group)
         return gradient if support is None or gradient.size == support.size else gradient[support]
 
     def partial_gradient(self, partition: int, w: Vector, chunk: Chunk | None = None, version: int = 0) -> Vector:
         """Return a partition's gradient, or its mini-batch's, scaled up to the partition; check its length."""
         rows = None if chunk is None else self.rows(partition, chunk, version)
-        parts = self.partitions
-        if chunk is not None and isinstance(parts, ManyPartitions):
-            parts = parts.of(chunk.slot)
-        if isinstance(parts, Batches):
-            parts.key = keyed.integer(self._seed, "draws", version, 0 if chunk is None else chunk.repeat)
+        partitions = self.partitions
+        if chunk is not None and isinstance(partitions, ManyPartitions):
+            partitions = partitions.of(chunk.slot)
+        if isinstance(partitions, Batches):
+            partitions.key = keyed.integer(self._seed, "draws", version, 0 if chunk is None else chunk.repeat)
         try:
             # inspect_message() detects numbers that are not finite
             with np.errstate(over="ignore", invalid="ignore"), self._data:
                 if rows is None:
-                    gradient = _real(partition, parts.partial_gradient(partition, w))
+                    gradient = _real(partition, partitions.partial_gradient(partition, w))
                 elif not rows.size:
                     gradient = np.full(self.length((partition,)), NO_GRADIENT, dtype=self.dtype)
                 else:
-                    gradient = _real(partition, parts.partial_gradient(partition, w, rows))
+                    gradient = _real(partition, partitions.partial_gradient(partition, w, rows))
                     assert chunk is not None
                     # parts of a permutation may differ in size, and each sample counts alike in an epoch
-                    share = self._steps_of_epoch(chunk) if self._epochs else parts.sizes[partition] / len(rows)
+                    share = self._steps_of_epoch(chunk) if self._epochs else partitions.sizes[partition] / len(rows)
                     gradient = gradient * gradient.dtype.type(share)
         finally:
             self._stop_if_forked()
-        own = parts.support(partition) if isinstance(self.partitions, ManyPartitions) else None
+        slot_support = partitions.support(partition) if isinstance(self.partitions, ManyPartitions) else None
         support = self.support((partition,))
-        if own is not None and support is None:  # the slots' gradients touch different coordinates
+        if slot_support is not None and support is None:  # the slots' gradients touch different coordinates
             spread = np.zeros(self.partitions.dimension, dtype=gradient.dtype)
-            spread[own] = gradient
+            spread[slot_support] = gradient
             gradient = spread
         expected = self.partitions.dimension if support is None else int(support.size)
         if np.shape(gradient) != (expected,):
@@ -336,14 +336,14 @@ class Messages:
 
     def loss(self, slot: str, partition: int, w: Vector, samples: int | None) -> float:
         """Return the sum of a partition's losses at a slot's model, over its rows among the ``samples`` to evaluate."""
-        parts: Any = self.partitions
-        if isinstance(parts, ManyPartitions):
-            parts = parts.of(slot)
+        partitions: Any = self.partitions
+        if isinstance(partitions, ManyPartitions):
+            partitions = partitions.of(slot)
         chosen_rows = None if samples is None else rows_by_partition(tuple(self.partitions.sizes), samples)
         rows = (chosen_rows[partition],) if chosen_rows else ()
         try:
             with np.errstate(over="ignore", invalid="ignore"), self._data:
-                return float(parts.partial_loss(partition, w, *rows))
+                return float(partitions.partial_loss(partition, w, *rows))
         finally:
             self._stop_if_forked()
 
@@ -361,34 +361,34 @@ class Messages:
         if self.blocks > 1:
             if item == 0:
                 out[:] = NO_GRADIENT
-            for part, factor in enumerate(coefficient):
-                some = gradient[part :: self.blocks]
-                out[: some.size] += some * gradient.dtype.type(factor)
+            for offset, factor in enumerate(coefficient):
+                strided = gradient[offset :: self.blocks]
+                out[: strided.size] += strided * gradient.dtype.type(factor)
             return
         if coefficient != 1.0:
             gradient = gradient * gradient.dtype.type(coefficient)
-        place = None if self._together else self._place(ids, (ids[item],))
+        positions = None if self._together else self._place(ids, (ids[item],))
         if item == 0:
-            if place is None:
+            if positions is None:
                 out[:] = gradient
                 return
             out[:] = 0.0
-        if place is None:
+        if positions is None:
             out += gradient
         else:
-            np.add.at(out, place, gradient)
+            np.add.at(out, positions, gradient)
 
     def add_message(
         self, out: Vector, ids: tuple[int, ...], other: tuple[int, ...], message: Vector, weight: float
     ) -> None:
         """Add ``weight`` times a message over partitions ``other`` to ``out``, a message over ``ids``, a superset."""
-        place = self._place(ids, other)
+        positions = self._place(ids, other)
         if weight != 1.0:
             message = message * message.dtype.type(weight)
-        if place is None:
+        if positions is None:
             out += message
         else:
-            np.add.at(out, place, message)
+            np.add.at(out, positions, message)
 
     def project(self, ids: tuple[int, ...], message: Vector, key: int) -> float:
         """Return a message's product with the direction of a key: a normal sample with mean 1 per coordinate."""
@@ -400,24 +400,24 @@ class Messages:
         restricted = direction[: message.size] if support is None else direction[support]
         return float(restricted @ message.astype(np.float64, copy=False))
 
-    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]], part: slice = WHOLE) -> Floats:
+    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]], coordinates: slice = WHOLE) -> Floats:
         """Return the weighted sum of messages, ``terms`` of (partitions, vector, weight), added in order; float64.
 
-        With ``blocks`` a weight is a list of ``blocks`` numbers. ``part``: the coordinates to add up; each coordinate's
-        sum does not depend on it. Several threads may call this method at the same time.
+        With ``blocks`` a weight is a list of ``blocks`` numbers. ``coordinates``: those to add up; the sum of each does
+        not depend on it. Several threads may call this method at the same time.
         """
-        first, last, _ = part.indices(self.partitions.dimension)
+        first, last, _ = coordinates.indices(self.partitions.dimension)
         total = np.full(last - first, NO_GRADIENT)
         for ids, message, weight in terms:
             if self.blocks > 1:
                 for k, factor in enumerate(weight):
-                    a, b = ((at - k + self.blocks - 1) // self.blocks for at in (first, last))
-                    some = total[a * self.blocks + k - first :: self.blocks]
-                    some += factor * message[a:b]
+                    a, b = ((coordinate - k + self.blocks - 1) // self.blocks for coordinate in (first, last))
+                    strided = total[a * self.blocks + k - first :: self.blocks]
+                    strided += factor * message[a:b]
                 continue
             support = self.support(ids)
             if support is None:
-                message = message[part]
+                message = message[coordinates]
             elif last - first < self.partitions.dimension:
                 a, b = np.searchsorted(support, (first, last))
                 support, message = support[a:b] - first, message[a:b]

@@ -17,7 +17,7 @@ _OWN = "anyk."  # anyk's own classes do not change their data
 ADVICE = "a gradient must not change its data, which all workers share: change a copy"
 
 
-class ReadOnly:
+class ReadOnlyData:
     """Makes the NumPy arrays of partitions read-only in a ``with`` block.
 
     These are the arrays that the partitions refer to when this object is made, in attributes, lists, tuples and
@@ -25,10 +25,10 @@ class ReadOnly:
     """
 
     def __init__(self, partitions: Partitions) -> None:
-        each = partitions.each if isinstance(partitions, ManyPartitions) else [partitions]
-        found = {id(array): array for one in each for array in _arrays(one, 0, set())}
+        loaded = partitions.each if isinstance(partitions, ManyPartitions) else [partitions]
+        arrays = {id(array): array for one in loaded for array in _arrays(one, 0, set())}
         # an array becomes writable again only after the array whose memory it is a view of
-        self._arrays = sorted(found.values(), key=lambda array: array.base is not None)
+        self._arrays = sorted(arrays.values(), key=lambda array: array.base is not None)
 
     def __enter__(self) -> None:
         for array in self._arrays:
@@ -49,15 +49,15 @@ def _arrays(value: Any, depth: int, seen: set[int]) -> Iterator[np.ndarray[Any, 
         if value.flags.writeable and (value.base is None or type(value.base) is np.ndarray):
             yield value
         return
-    parts: Any = ()
+    members: Any = ()
     if isinstance(value, Mapping):
-        parts = value.values()
+        members = value.values()
     elif isinstance(value, (list, tuple)):
-        parts = value
+        members = value
     elif not isinstance(value, (type, ModuleType, FunctionType, MethodType)) and not _library(value):
-        parts = getattr(value, "__dict__", {}).values()
-    for part in list(parts):
-        yield from _arrays(part, depth + 1, seen)
+        members = getattr(value, "__dict__", {}).values()
+    for member in list(members):
+        yield from _arrays(member, depth + 1, seen)
 
 
 def _library(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,13 +94,15 @@ class VectorStore:
         """Store a message of a checkpoint as if it had just arrived."""
         self.arrived[task, chunk] = Message(ids, message, worker)
 
-    def combine(self, messages: Sequence[Place], weights: Sequence[Any], part: slice = WHOLE) -> Floats:
-        """Return the weighted sum of messages, added in order, at the coordinates in ``part``, as a new array.
+    def combine(self, messages: Sequence[Place], weights: Sequence[Any], coordinates: slice = WHOLE) -> Floats:
+        """Return the weighted sum of messages, added in order, at the coordinates in ``coordinates``, as a new array.
 
         Several threads may call it simultaneously, each for a different part.
         """
         terms = map(self.arrived.__getitem__, messages)
-        return self.messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(terms, weights, strict=True)], part)
+        return self.messages.add_up(
+            [(m.ids, m.vector, weight) for m, weight in zip(terms, weights, strict=True)], coordinates
+        )
 
     def project(self, task: int, chunk: int, key: int) -> float | None:
         """Return the product of a message with the direction of a key; None if the message has been freed."""
@@ -127,15 +129,20 @@ class VectorStore:
         """Drop the freed messages that only this ended task still needed, and its unanswered requests."""
         for chunk in chunks if self.readers else ():
             for _, other, index, _ in chunk.mix:
-                place = other, index
-                remaining = self.readers.pop(place, 0) - 1
+                key = other, index
+                remaining = self.readers.pop(key, 0) - 1
                 if remaining > 0:
-                    self.readers[place] = remaining
-                elif remaining == 0 and place in self.freed:
-                    self.freed.discard(place)
-                    self._drop(place)
+                    self.readers[key] = remaining
+                elif remaining == 0 and key in self.freed:
+                    self.freed.discard(key)
+                    self._drop(key)
         if self.requests:
             self.requests = {key: request for key, request in self.requests.items() if key[0] != task}
+
+    def forget_requests(self, tasks: Collection[int]) -> None:
+        """Drop the requests of tasks that have ended."""
+        ended = set(tasks)
+        self.requests = {key: request for key, request in self.requests.items() if key[0] not in ended}
 
     def free(self, task: int, chunk: int) -> None:
         """Drop a message, immediately or when the last task that starts from it has ended."""
@@ -144,8 +151,8 @@ class VectorStore:
         else:
             self._drop((task, chunk))
 
-    def _drop(self, place: Place) -> None:
-        self.arrived.pop(place, None)
+    def _drop(self, key: Place) -> None:
+        self.arrived.pop(key, None)
 
     # ------------------------------------------------------------------------------------------- checkpoints
 

@@ -27,8 +27,8 @@ def readable(descriptors: Sequence[int], seconds: float | None = None) -> set[in
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     until = None if seconds is None else time.monotonic() + seconds
-    found = poll.poll(None if seconds is None else int(seconds * 1000))
-    while not found and until is not None and (left := until - time.monotonic()) > 0.0:
+    ready = poll.poll(None if seconds is None else int(seconds * 1000))
+    while not ready and until is not None and (left := until - time.monotonic()) > 0.0:
         time.sleep(min(left, _SLICE))
-        found = poll.poll(0)
-    return {descriptor for descriptor, _ in found}
+        ready = poll.poll(0)
+    return {descriptor for descriptor, _ in ready}

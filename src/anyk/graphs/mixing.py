@@ -305,12 +305,12 @@ class _Colouring:
 
     def swapped(self, start: int, c: int, d: int) -> list[tuple[int, int, int]]:
         """Return the edges of two colours along the path from ``start`` that begins with d, colours exchanged."""
-        changed, at, want = [], start, d
-        while want in self.at[at]:
-            other = self.at[at][want]
+        changed, node, want = [], start, d
+        while want in self.at[node]:
+            other = self.at[node][want]
             want = c if want == d else d
-            changed.append((at, other, want))
-            at = other
+            changed.append((node, other, want))
+            node = other
         return changed
 
     def join(self, u: int, v: int) -> bool:

@@ -30,12 +30,14 @@ def resolve_class(method: str | type, home: str, kind: str) -> Any:
     """
     if not isinstance(method, str):
         return method
-    where, _, name = method.rpartition(".")
-    own = not where or where == home or where.startswith(f"{home}.")
-    if not own:
-        admit(where, method, "optimizer")
+    module_name, _, name = method.rpartition(".")
+    in_library = not module_name or module_name == home or module_name.startswith(f"{home}.")
+    if not in_library:
+        admit(module_name, method, "optimizer")
     with as_bad_input(f"'{method}' cannot be imported", Exception):
-        module = import_module(where or home) if own else import_named(where, here=False)
+        module = (
+            import_module(module_name or home) if in_library else import_named(module_name, in_current_folder=False)
+        )
     method_class = getattr(module, name, None)
     base = getattr(import_module(home), kind)
     if isinstance(method_class, type) and issubclass(method_class, base) and method_class is not base:
@@ -43,7 +45,7 @@ def resolve_class(method: str | type, home: str, kind: str) -> Any:
     names = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
     others = ", ".join(sorted(set(names) - {kind}))
     hint = suggest(name, names, f"known: {others}" if others else f"it has no {home}.{kind}", cutoff=0.5)
-    raise BadInput(f"no '{name}' in {where or home}; {hint}")
+    raise BadInput(f"no '{name}' in {module_name or home}; {hint}")
 
 
 def name_of(method_class: type, home: str) -> str | None:

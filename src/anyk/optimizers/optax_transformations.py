@@ -154,5 +154,5 @@ class OptaxOptimizer(Optimizer):
 
 
 def _plain(leaves: list[Any]) -> State:
-    """Return the leaves of a state as arrays, by their place, in NumPy's memory, as JAX's is read-only."""
-    return {f"{place:06d}": np.array(leaf) for place, leaf in enumerate(leaves)}
+    """Return the leaves of a state as arrays, by their index, in NumPy's memory, as JAX's is read-only."""
+    return {f"{index:06d}": np.array(leaf) for index, leaf in enumerate(leaves)}

@@ -119,12 +119,12 @@ def learning_rate(lr: float | str | Schedule) -> Schedule:
     return ConstantRate(check(lr, float, "lr"))
 
 
-def number_in(text: str) -> float | str:
+def number_in(spec: str) -> float | str:
     """Return the number that a text represents, or the text."""
     try:
-        return float(text)
+        return float(spec)
     except ValueError:
-        return text
+        return spec
 
 
 class _Pieces(NamedTuple):
@@ -202,8 +202,8 @@ class Optimizer(ABC):
     @property
     def spec(self) -> str:
         """The short form, without the learning rate (``rate.spec``)."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("lr", "rate")}
-        return show(self.name, own)
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("lr", "rate")}
+        return show(self.name, settings)
 
     @staticmethod
     def meant_by(value: Any) -> str:
@@ -240,9 +240,9 @@ class Optimizer(ABC):
             yield None
             return
 
-        def step(part: slice, gradient: Vector) -> None:
-            own = {name: vector[part] for name, vector in state.items()}
-            self._of_part(part).step(w[part], gradient, own, t, scale, out=out[part])
+        def step(coordinates: slice, gradient: Vector) -> None:
+            slice_state = {name: vector[coordinates] for name, vector in state.items()}
+            self._of_part(coordinates).step(w[coordinates], gradient, slice_state, t, scale, out=out[coordinates])
 
         yield step
 
@@ -443,7 +443,7 @@ class AdamW(Adam):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        out = super().step(w, gradient, state, t, scale, out)
+        out = super().step(w, gradient, state, t, scale, out=out)
         out -= np.multiply(w, self._lr(t, scale) * self.weight_decay, out=gradient)
         return out
 
@@ -485,16 +485,16 @@ def split_rate(spec: str, lr: Rate | None = None) -> tuple[str, Rate | str | Non
     name, values = parse(spec)
     if word := next((word for word in _OTHER_WORDS if word in values), None):
         raise BadInput(f"the learning rate in '{spec}' is called lr, not {word}, as in {name}:lr={values[word]}")
-    plain, own = take_key(spec, "lr")
+    plain, spec_rate = take_key(spec, "lr")
     outer, inner = take_key(plain, "of")
     if inner is not None:
-        inner, inner_rate = split_rate(inner, own)
-        if inner_rate is not None and own is None:
-            plain, own = with_keys(outer, {"of": bracketed(inner)}), str(inner_rate)
-    if own is not None and lr is not None:
-        shown = lr if isinstance(lr, (int, float, str)) else lr.spec
-        raise BadInput(f"the learning rate is given twice, as '{spec}' and as lr={shown}; keep one")
-    return plain, lr if own is None else own
+        inner, inner_rate = split_rate(inner, spec_rate)
+        if inner_rate is not None and spec_rate is None:
+            plain, spec_rate = with_keys(outer, {"of": bracketed(inner)}), str(inner_rate)
+    if spec_rate is not None and lr is not None:
+        given_rate = lr if isinstance(lr, (int, float, str)) else lr.spec
+        raise BadInput(f"the learning rate is given twice, as '{spec}' and as lr={given_rate}; keep one")
+    return plain, lr if spec_rate is None else spec_rate
 
 
 def suits_smoothness(spec: str) -> bool:
@@ -597,9 +597,9 @@ class Clip(Optimizer):
     ) -> Vector:
         squares = 0.0
         for first in range(0, gradient.size, _PART):
-            part = gradient[first : first + _PART].astype(float, copy=False)  # squares of float32 overflow soon
-            squares += float(part @ part)
+            piece = gradient[first : first + _PART].astype(float, copy=False)  # squares of float32 overflow soon
+            squares += float(piece @ piece)
         norm = math.sqrt(squares)
         if norm > self.norm:
             gradient *= gradient.dtype.type(min(1.0, self.norm / (norm + 1e-6)))
-        return self._inner.step(w, gradient, state, t, scale, out)
+        return self._inner.step(w, gradient, state, t, scale, out=out)

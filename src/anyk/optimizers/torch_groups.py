@@ -26,15 +26,15 @@ Groups = Sequence[ByName]  # the hyperparameters of each group
 class TorchGroups:
     """The parameter groups of an optimiser, and the places of their parameters in a problem."""
 
-    def __init__(self, given: torch.optim.Optimizer) -> None:
-        self.given = given
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.given = optimizer
         self.placed: list[Any] = []  # the optimiser's parameters in the problem's order, None if it lacks one
         self._values: list[ByName] = []
         self._places: list[list[int]] = []
-        for group in given.param_groups:
+        for group in optimizer.param_groups:
             values = copy.deepcopy(hyperparameters(group))
             if "lr" not in values:
-                raise BadInput(f"the torch optimiser {type(given).__name__} has no learning rate, lr")
+                raise BadInput(f"the torch optimiser {type(optimizer).__name__} has no learning rate, lr")
             self._values.append(values | {"lr": float(values["lr"])})
             first = len(self.placed)
             self.placed += group["params"]
@@ -49,7 +49,7 @@ class TorchGroups:
     @property
     def places(self) -> list[int]:
         """The places of all parameters."""
-        return [place for places in self._places for place in places]
+        return [index for places in self._places for index in places]
 
     def among(self, problem: Any) -> TorchGroups:
         """Return the same groups, with the problem's places."""
@@ -65,24 +65,26 @@ class TorchGroups:
         groups._places = []
         for group in self.given.param_groups:
             places = places_of(group["params"])  # None for one that is frozen
-            groups._places.append([place for place in places if place is not None])
-            for place, parameter in zip(places, group["params"], strict=True):
-                if place is not None:
-                    groups.placed[place] = parameter
+            groups._places.append([index for index in places if index is not None])
+            for index, parameter in zip(places, group["params"], strict=True):
+                if index is not None:
+                    groups.placed[index] = parameter
         if not any(groups._places):
             raise BadInput("all parameters of the optimiser are frozen (requires_grad=False): nothing would be trained")
         return groups
 
     def over(self, parameters: Sequence[torch.Tensor], places: Sequence[int] | None = None) -> Any:
         """Return an optimiser like the given one, without state, of these parameters: at ``places``, or all."""
-        at = dict(zip(range(len(parameters)) if places is None else places, parameters, strict=True))
+        by_place = dict(zip(range(len(parameters)) if places is None else places, parameters, strict=True))
         optimizer = object.__new__(type(self.given))
-        own = {name: value for name, value in vars(self.given).items() if name != "step"}  # which schedulers wrap
-        optimizer.__dict__ |= own | {
+        attributes = {
+            name: value for name, value in vars(self.given).items() if name != "step"
+        }  # which schedulers wrap
+        optimizer.__dict__ |= attributes | {
             "state": defaultdict(dict),
             "param_groups": [
-                values | {"params": [at[place] for place in own if place in at]}
-                for values, own in zip(self._values, self._places, strict=True)
+                values | {"params": [by_place[index] for index in group_places if index in by_place]}
+                for values, group_places in zip(self._values, self._places, strict=True)
             ],
         }
         return optimizer
@@ -111,13 +113,13 @@ def give_state(optimizer: Any, parameters: Sequence[torch.Tensor], state: State)
     import torch
 
     for key, array in state.items():
-        place, _, name = key.partition(".")
+        index, _, name = key.partition(".")
         name, _, kind = name.partition(":")
-        own = optimizer.state[parameters[int(place)]]
+        values = optimizer.state[parameters[int(index)]]
         if kind in _PLAIN:
-            own[name] = _PLAIN[kind](array[0])
+            values[name] = _PLAIN[kind](array[0])
         else:
-            own[name] = torch.from_numpy(array).view(()) if kind == "number" else torch.from_numpy(array)
+            values[name] = torch.from_numpy(array).view(()) if kind == "number" else torch.from_numpy(array)
 
 
 def take_state(optimizer: Any, parameters: Sequence[torch.Tensor]) -> State:
@@ -125,9 +127,9 @@ def take_state(optimizer: Any, parameters: Sequence[torch.Tensor]) -> State:
     import torch
 
     state: State = {}
-    for place, parameter in enumerate(parameters):
+    for index, parameter in enumerate(parameters):
         for name, value in optimizer.state.get(parameter, {}).items():
-            key = f"{place}.{name}"
+            key = f"{index}.{name}"
             if not str(name).isidentifier():
                 raise BadInput(f"a checkpoint cannot keep the state '{name}' of {type(optimizer).__name__}: rename it")
             if isinstance(value, torch.Tensor) and value.dtype not in (torch.bfloat16, torch.float16):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left, bisect_right
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -28,13 +26,13 @@ from anyk.optimizers.torch_groups import (
     take_state,
     values_beside,
 )
+from anyk.optimizers.torch_slices import EVALUATIONS, SliceStepper
 from anyk.specs import bracketed, show
 
 if TYPE_CHECKING:
     import torch
 
 _BY_NUMBER = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
-_EVALUATIONS = "seen"  # the key in a state of the values of evaluations, in order
 
 
 class TorchOptimizer(Optimizer):
@@ -124,7 +122,7 @@ class TorchOptimizer(Optimizer):
         return sum(":" not in name for name in take_state(optimizer, parameters[:1]))
 
     def observe(self, state: State, value: float) -> None:
-        state[_EVALUATIONS] = np.append(state.get(_EVALUATIONS, np.empty(0)), value)
+        state[EVALUATIONS] = np.append(state.get(EVALUATIONS, np.empty(0)), value)
 
     @property
     def spec(self) -> str:
@@ -165,10 +163,10 @@ class TorchOptimizer(Optimizer):
         out = np.empty_like(w) if out is None else out
         out[:] = w
         parameters, slopes = _views(out, self.shapes), _views(gradient, self.shapes)
-        for place, (parameter, slope) in enumerate(zip(parameters, slopes, strict=True)):
-            lacks = lacks_gradient(slope.numpy(), unused=place in self.unused)
+        for index, (parameter, slope) in enumerate(zip(parameters, slopes, strict=True)):
+            lacks = lacks_gradient(slope.numpy(), unused=index in self.unused)
             parameter.grad = None if lacks else slope  # torch's optimisers skip a parameter without a gradient
-        evaluations = state.pop(_EVALUATIONS, np.empty(0))
+        evaluations = state.pop(EVALUATIONS, np.empty(0))
         optimizer = self._make(parameters, self.rate.at(t))
         self._schedule_groups(optimizer.param_groups, t, evaluations, scale)
         give_state(optimizer, parameters, state)
@@ -176,7 +174,7 @@ class TorchOptimizer(Optimizer):
         state.clear()
         state |= take_state(optimizer, parameters)
         if evaluations.size:
-            state[_EVALUATIONS] = evaluations
+            state[EVALUATIONS] = evaluations
         return out
 
     @contextmanager
@@ -200,62 +198,28 @@ class TorchOptimizer(Optimizer):
             yield None
             return
         groups = list(map(hyperparameters, self.made_small(self.rate.at(t)).param_groups))
-        self._schedule_groups(groups, t, state.get(_EVALUATIONS, np.empty(0)), scale)
-        first = len(state) == (_EVALUATIONS in state)
-        if first and (self._class is not torch.optim.SGD or any(g["momentum"] for g in groups)):
+        self._schedule_groups(groups, t, state.get(EVALUATIONS, np.empty(0)), scale)
+        first = len(state) == (EVALUATIONS in state)
+        if first and (self._class is not torch.optim.SGD or any(group["momentum"] for group in groups)):
             state |= self._unfilled(w, groups)
-        ends = np.cumsum([0, *([w.size] if self.shapes is None else map(prod, self.shapes))]).tolist()
-        arrays: dict[int, dict[str, Vector]] = defaultdict(dict)  # by parameter and name
-        for key, array in state.items():
-            if key != _EVALUATIONS:
-                place, _, name = key.partition(".")
-                arrays[int(place)][name] = array.copy() if ":" in name else array  # numbers before any part's step
-        if arrays and any(place not in arrays for place in self._stepped(len(ends) - 1)):
+        sizes = [w.size] if self.shapes is None else list(map(prod, self.shapes))
+        stepper = SliceStepper(
+            lambda pieces, parameters: self._make_with(pieces, groups, parameters),
+            w=w,
+            out=out,
+            state=state,
+            first=first,
+            ends=np.cumsum([0, *sizes]).tolist(),
+            unused=self.unused,
+        )
+        stepped = range(len(sizes)) if self._groups is None else self._groups.places
+        if stepper.arrays and any(parameter not in stepper.arrays for parameter in stepped):
             yield None  # parameters that had no gradient so far have no state yet
             return
-        skipped: set[int] = set()
-
-        def step(part: slice, gradient: Vector) -> None:
-            out[part] = w[part]
-            places = range(bisect_right(ends, part.start) - 1, bisect_left(ends, part.stop))
-            pieces: list[torch.Tensor] = []
-            stepped: list[int] = []
-            own: State = {}
-            for place in places:
-                here = slice(max(ends[place], part.start), min(ends[place + 1], part.stop))
-                slope = gradient[here.start - part.start : here.stop - part.start]
-                if lacks_gradient(slope, unused=place in self.unused):
-                    skipped.add(place)
-                    continue
-                piece = torch.from_numpy(out[here])
-                piece.grad = torch.from_numpy(slope)
-                number = len(pieces)
-                pieces.append(piece)
-                stepped.append(place)
-                within = slice(here.start - ends[place], here.stop - ends[place])
-                for name, array in arrays[place].items():
-                    own[f"{number}.{name}"] = array.copy() if ":" in name else array.reshape(-1)[within]
-            if not pieces:
-                return
-            optimizer = self._make_with(pieces, groups, stepped)
-            if not first:
-                give_state(optimizer, pieces, own)
-            optimizer.step()
-            for key, array in take_state(optimizer, pieces).items():
-                at, _, name = key.partition(".")
-                if ":" in name:
-                    state[f"{stepped[int(at)]}.{name}"][:] = array  # the same from all pieces
-                elif not np.may_share_memory(array, own[key]):
-                    own[key][:] = array
-
-        yield step
+        yield stepper.step
         if first:
-            for key in [key for key in state if key.partition(".")[0] in map(str, skipped)]:
+            for key in [key for key in state if key.partition(".")[0] in map(str, stepper.skipped)]:
                 del state[key]
-
-    def _stepped(self, parameters: int) -> Sequence[int]:
-        """Return the places of the parameters that steps change."""
-        return range(parameters) if self._groups is None else self._groups.places
 
     def _unfilled(self, w: Vector, groups: Groups) -> State:
         """Return the state after a first step of a tiny model, with uninitialised vectors of the model's own shapes."""
@@ -308,9 +272,9 @@ class TorchOptimizer(Optimizer):
             before = values_beside(optimizer)
             optimizer.step()
         except Exception as error:
-            here = "; it steps on the driver's CPU, whatever the problem's device" * ("cuda" in str(error).lower())
+            device = "; it steps on the driver's CPU, whatever the problem's device" * ("cuda" in str(error).lower())
             raise BadInput(
-                f"the torch optimiser {label(self.method)} cannot be used like this: {error}{here}"
+                f"the torch optimiser {label(self.method)} cannot be used like this: {error}{device}"
             ) from None
         names = (key.partition(".")[2] for key in take_state(optimizer, parameters))
         self._vectors = {name for name in names if ":" not in name}
@@ -324,19 +288,19 @@ class TorchOptimizer(Optimizer):
 
 
 def _update_groups(groups: Groups, values: Groups) -> None:
-    for group, own in zip(groups, values, strict=True):
-        group.update(own)
+    for group, new in zip(groups, values, strict=True):
+        group.update(new)
 
 
 def _views(flat: Vector, shapes: Sequence[tuple[int, ...]] | None) -> list[torch.Tensor]:
     """Return tensors of the given shapes, or one, in the memory of a vector."""
     import torch
 
-    whole = torch.from_numpy(flat)
+    tensor = torch.from_numpy(flat)
     if shapes is None:
-        return [whole]
-    parts = torch.split(whole, [prod(shape) for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [tensor]
+    pieces = torch.split(tensor, [prod(shape) for shape in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def _tiny(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype | None = None) -> list[torch.Tensor]:

@@ -89,7 +89,7 @@ def test_workers_leave_with_notice_stay_away_and_return(tmp_path) -> None:
 
 def test_a_worker_that_does_not_finish_in_time_is_ended(monkeypatch) -> None:
     """Worker 1 is frozen in the middle of its task, which the round needs; its notice is up after 0.3 s."""
-    monkeypatch.setattr("anyk.clusters.remote.remote.NOTICE", 0.3)
+    monkeypatch.setattr("anyk.clusters.remote.workforce.NOTICE", 0.3)
     cluster = Processes(3, delays="constant:0.02", seed=1)
 
     def notice(info):
@@ -209,7 +209,7 @@ def test_a_resumed_run_starts_with_the_workers_that_are_there(tmp_path, monkeypa
     anyk.train(PROBLEM, "frc:stragglers=1", Processes(6, seed=1), workers=(3, 6), steps=20, out=folder).close()
     spawn = Processes.spawn
     with monkeypatch.context() as patch:
-        patch.setattr("anyk.clusters.remote.remote._OTHERS", 0.1)
+        patch.setattr("anyk.clusters.remote.workforce._OTHERS", 0.1)
         patch.setattr(Processes, "spawn", lambda self, worker: spawn(self, worker) if worker < 4 else None)
         with anyk.resume(folder, steps=40) as run:
             at_the_end = {w for (w,) in run.log.rows("SELECT worker FROM chunks WHERE version >= 21")}

@@ -48,10 +48,10 @@ def communicator() -> Intracomm:
     except ModuleNotFoundError:
         raise MissingPackage("mpi4py", "mpi", "cluster 'mpi'") from None
     except (ImportError, RuntimeError) as error:  # mpi4py's wheel searches for an MPI library when imported
-        why = str(error).partition("\n")[0].rstrip("(: ")
+        reason = str(error).partition("\n")[0].rstrip("(: ")
         raise BadInput(
-            f"cluster 'mpi' needs an MPI library that mpi4py can load ({why}); a package of the system is often built "
-            "for another mpi4py: run pip install mpich, and start the program with the mpiexec that it brings"
+            f"cluster 'mpi' needs an MPI library that mpi4py can load ({reason}); a package of the system is often "
+            "built for another mpi4py: run pip install mpich, and start the program with the mpiexec that it brings"
         ) from None
     return MPI.COMM_WORLD.Dup()
 

@@ -118,8 +118,8 @@ class Ranks:
             done = MPI.Request.Testsome(requests)
         except MPI.Exception as error:
             return self._find_the_dead(living, error)
-        for place in done or ():
-            self._interpret(living[place])
+        for index in done or ():
+            self._interpret(living[index])
         return bool(done)
 
     def _interpret(self, rank: Rank) -> None:
@@ -228,7 +228,10 @@ class Mpi(Networked[NetworkedHandle]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
-        super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication), NetworkedHandle)
+        options = ClusterOptions(
+            workers=workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication
+        )
+        super().__init__(options, NetworkedHandle)
         join()
         self._ranks = shared_ranks()
         available = self._ranks.world.size - 1
@@ -262,7 +265,7 @@ class Mpi(Networked[NetworkedHandle]):
         rank.busy, rank.received = self.run, True
         values = self.run, worker, self.setup, list(self.assignment[worker])
         self._ranks.send(
-            rank, RUN, values, b"", [np.frombuffer(part, dtype=np.uint8) for part in self._parcels[worker]]
+            rank, RUN, values, b"", [np.frombuffer(buffer, dtype=np.uint8) for buffer in self._parcels[worker]]
         )
 
     def close(self) -> None:

@@ -24,9 +24,10 @@ from anyk.clusters.mpi.link import (
     Sends,
     take_parcel,
 )
+from anyk.clusters.remote.channel import Disconnected
 from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.wire import form_of
-from anyk.clusters.remote.worker import Disconnected, RunSetup
+from anyk.clusters.remote.worker import RunSetup
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 class _RankWorker(NetworkedWorker):
     """The worker in a rank during one run."""
 
-    def __init__(self, world: Intracomm, sends: Sends, run: int, *life: Any) -> None:
-        super().__init__(*life)
+    def __init__(self, world: Intracomm, sends: Sends, run: int, **life: Any) -> None:
+        super().__init__(**life)
         self._world, self._sends, self._run = world, sends, run
         self.ended = False  # whether the driver has ended, so that no run follows
 
@@ -95,8 +96,16 @@ def serve(world: Intracomm) -> None:
             continue
         run, number, setup, assigned = values
         os.environ["ANYK_WORKER"] = str(number)
-        shipped = [part.data.toreadonly() for part in vectors]
-        worker = _RankWorker(world, sends, run, number, msgspec.convert(setup, RunSetup), shipped, assigned)
+        shipped = [buffer.data.toreadonly() for buffer in vectors]
+        worker = _RankWorker(
+            world,
+            sends,
+            run,
+            worker=number,
+            setup=msgspec.convert(setup, RunSetup),
+            shipped=shipped,
+            assigned=assigned,
+        )
         worker.run()
         worker.transmit(Report(BYE, 0), None)
         ended = worker.ended

@@ -70,7 +70,7 @@ class Aside:
         self._lock = threading.Lock()  # both the driver and the evaluating thread call ask()
         self.problem: Problem = EvaluatedAside(problem, self, 0)
         if isinstance(problem, ManyProblems):
-            self.problem = ManyProblems([EvaluatedAside(each, self, i) for i, each in enumerate(problem.each)])
+            self.problem = ManyProblems([EvaluatedAside(member, self, i) for i, member in enumerate(problem.each)])
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +93,7 @@ class Aside:
         """
         question = json.dumps([what, model, w.size]).encode()
         with self._lock:
-            why = "is not started again"
+            reason = "is not started again"
             for _ in range(_TRIES if self._failed[what] < _TRIES else 0):
                 if self._closed:
                     raise RunFailed("the run has ended, and with it the process that evaluates")
@@ -107,19 +107,19 @@ class Aside:
                     self._failed[what] = 0
                     break
                 ended = self._end(_DYING if answer is None else 0.0)
-                why = f"was killed by {signal.Signals(-ended).name}" if ended < 0 else f"exited with code {ended}"
-                why = f"{why if answer is None else 'gave no sign of life'}, twice at the same model"
+                reason = f"was killed by {signal.Signals(-ended).name}" if ended < 0 else f"exited with code {ended}"
+                reason = f"{reason if answer is None else 'gave no sign of life'}, twice at the same model"
             else:
                 self._failed[what] += 1
                 raise LossUnknown(
-                    f"the process that evaluates {why}; it may lack memory: evaluate on fewer samples, or with "
+                    f"the process that evaluates {reason}; it may lack memory: evaluate on fewer samples, or with "
                     "where='driver'",
                     forever=self._failed[what] >= _TRIES,
                 )
         value = json.loads(answer)
         if isinstance(value, list):
-            kind, text = value
-            raise _ERRORS.get(kind, type(kind, (Exception,), {}))(text)
+            kind, sentence = value
+            raise _ERRORS.get(kind, type(kind, (Exception,), {}))(sentence)
         return value["is"]
 
     def _read_answer(self, link: Connection) -> bytes:
@@ -223,10 +223,14 @@ def main(setup: ByName) -> None:
             if problem is None:
                 problem = unship(data.parts(setup["places"]))
                 problem = problem if setup["samples"] is None else abilities_of(problem).sampled(setup["samples"])
-            each = each_of(problem)[model]
+            slot_problem = each_of(problem)[model]
             w = models.array(0, size, np.dtype(setup["dtype"]))
             with np.errstate(over="ignore", invalid="ignore"):
-                value = float(each.loss(w)) if what == "loss" else {k: float(v) for k, v in each.metrics(w).items()}
+                value = (
+                    float(slot_problem.loss(w))
+                    if what == "loss"
+                    else {k: float(v) for k, v in slot_problem.metrics(w).items()}
+                )
             answer: Any = {"is": value}
         except Exception as error:  # a user's problem may raise any exception
             kinds = [name for name, kind in _ERRORS.items() if isinstance(error, kind)]

@@ -137,12 +137,14 @@ class ForkServer:
             worker, incarnation = self._children.pop(pid, (-1, -1))
             _end_sessions({pid})  # processes that it has left behind; first, as its number is free once it is reaped
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             blame = _FROM_OUTSIDE if -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP) else OWN_DOING
             if pid in self._too_many:
-                why = f"started {self._too_many.pop(pid)} processes, which is more than children={self._limit} allows"
+                reason = (
+                    f"started {self._too_many.pop(pid)} processes, which is more than children={self._limit} allows"
+                )
                 blame = OWN_DOING
-            self._tell_death(worker, incarnation, why, blame)
+            self._tell_death(worker, incarnation, reason, blame)
 
     def _tell_death(self, worker: int, incarnation: int, reason: str, blame: int) -> None:
         self._tell({"died": worker, "incarnation": incarnation, "reason": reason, "blame": blame})

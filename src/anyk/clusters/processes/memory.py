@@ -225,10 +225,10 @@ class MailBox:
     def take(self) -> bytes:
         """Return the newest orders."""
         while True:
-            seq, place, length, checksum = _BOX.unpack_from(self._segment.memory, self._start)
-            if place + length > self._segment.size:
+            seq, offset, length, checksum = _BOX.unpack_from(self._segment.memory, self._start)
+            if offset + length > self._segment.size:
                 self._segment.refresh()
-            orders = self._segment.memory[place : place + length]
+            orders = self._segment.memory[offset : offset + length]
             if zlib.crc32(orders) == checksum and int(self._seq[0]) == seq:
                 self.seen = seq
                 return orders
@@ -282,16 +282,26 @@ class SharedStates(MutableMapping[int, State]):
         slot = next(slot for slot in self._slots if slot not in occupied.values())
         buffers = [np.ascontiguousarray(vector).reshape(-1).view(np.uint8).data for vector in state.values()]
         places, end = place_buffers(buffers)
-        parts = zip(state.items(), places, strict=True)
-        description = [(name, vector.dtype.str, vector.shape, ALIGN + at) for (name, vector), (at, _) in parts]
-        text = json.dumps(description).encode()
-        if ALIGN + end + len(text) > self._size:
+        named_places = zip(state.items(), places, strict=True)
+        description = [
+            (name, vector.dtype.str, vector.shape, ALIGN + offset) for (name, vector), (offset, _) in named_places
+        ]
+        encoded = json.dumps(description).encode()
+        if ALIGN + end + len(encoded) > self._size:
             raise RunFailed(f"the state of a worker's optimiser takes {end:,} bytes, which is more than {self._size:,}")
-        write(slot, bytes(8) + _STATE.pack(ALIGN + end, len(text)))
-        for (at, _), buffer in zip(places, buffers, strict=True):
-            write(slot + ALIGN + at, buffer)
-        write(slot + ALIGN + end, text)
+        write(slot, bytes(8) + _STATE.pack(ALIGN + end, len(encoded)))
+        for (offset, _), buffer in zip(places, buffers, strict=True):
+            write(slot + ALIGN + offset, buffer)
+        write(slot + ALIGN + end, encoded)
         write(slot, (task + 1).to_bytes(8, "little"))
+
+
+def mark_buffer(
+    memory: mmap.mmap, offset: int, state: int, *, task: int = -1, chunk: int = -1, length: int = 0
+) -> None:
+    """Write the header of a reply buffer: its state, and the message in it."""
+    fields = state, task, chunk, length
+    HEADER.pack_into(memory, offset, *fields)
 
 
 def message_bytes(size: int) -> int:

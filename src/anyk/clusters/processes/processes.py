@@ -24,11 +24,11 @@ from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import ERROR_BOX, MESSAGE, RECORD, MailBox, MemoryLayout, Segment
 from anyk.clusters.processes.shared_store import SharedStore
 from anyk.clusters.processes.shared_worker import Briefing
+from anyk.clusters.remote.channel import EVALUATED, FAILED, READY
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle
 from anyk.clusters.remote.orders import NOTHING
 from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import ship
-from anyk.clusters.remote.worker import EVALUATED, FAILED, READY
 from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
@@ -116,7 +116,14 @@ class Processes(Remote[_ProcessHandle]):
         preload: Sequence[str] = (),
         spoiled: str = "",
     ) -> None:
-        options = ClusterOptions(workers, delays, seed, byzantine, communication, spoiled)
+        options = ClusterOptions(
+            workers=workers,
+            delays=delays,
+            seed=seed,
+            byzantine=byzantine,
+            communication=communication,
+            spoiled=spoiled,
+        )
         super().__init__(options, _ProcessHandle)
         self.children, self.preload = children, tuple(preload)
         if not sys.platform.startswith(("linux", "darwin")):
@@ -277,10 +284,12 @@ class Processes(Remote[_ProcessHandle]):
         self._forkserver.kill()  # it must do nothing more
         status = self._forkserver.wait()
         now = time.monotonic()
-        self._helpers_ended = [at for at in self._helpers_ended if at > now - _WITHIN] + [now]
-        text = "the helper program that starts workers has ended"
+        self._helpers_ended = [moment for moment in self._helpers_ended if moment > now - _WITHIN] + [now]
+        sentence = "the helper program that starts workers has ended"
         if len(self._helpers_ended) >= _HELPERS:
-            raise RunFailed(f"{text}, {_HELPERS} times within {_WITHIN:.0f} s, and the workers with it; resume the run")
+            raise RunFailed(
+                f"{sentence}, {_HELPERS} times within {_WITHIN:.0f} s, and the workers with it; resume the run"
+            )
         if status > 0 and not any(handle.present for handle in self.handles):
             raise RunFailed(
                 f"the helper program that starts workers ended immediately (status {status}); see its message above"
@@ -292,7 +301,7 @@ class Processes(Remote[_ProcessHandle]):
         self._brief_helper()
         for worker, handle in enumerate(self.handles):
             if handle.incarnation >= 0 and handle.due is None and not handle.gone:
-                self.news.append(Died(worker, handle.incarnation, text, 0))
+                self.news.append(Died(worker, handle.incarnation, sentence, 0))
 
     def close(self) -> None:
         for handle in self.handles:
@@ -403,8 +412,8 @@ class Processes(Remote[_ProcessHandle]):
         return super().on_death(died)
 
     def _error(self, worker: int) -> str:
-        at = self._plan.box_at(worker) + self._plan.box
-        return self._mail.memory[at : at + ERROR_BOX].partition(b"\0")[0].decode(errors="replace")
+        offset = self._plan.box_at(worker) + self._plan.box
+        return self._mail.memory[offset : offset + ERROR_BOX].partition(b"\0")[0].decode(errors="replace")
 
 
 def _to_helper(request: list[object]) -> bytes:

@@ -18,6 +18,7 @@ from anyk.clusters.processes.memory import (
     MemoryLayout,
     Segment,
     SharedStates,
+    mark_buffer,
     message_bytes,
     model_view,
     order_memory,
@@ -30,7 +31,7 @@ from anyk.clusters.store import Message
 class _Moved(NamedTuple):
     """The place of a message that was moved from its sender's buffers to other shared memory."""
 
-    at: int
+    offset: int
     size: int
 
 
@@ -98,12 +99,12 @@ class SharedStore(RemoteStore):
             super().restore_message(worker, task, chunk, ids, message)
             return
         buffer = next(buffer for buffer in range(plan.buffers) if buffer not in occupied)
-        at = plan.buffer_at(worker, buffer)
-        self._replies.reserve(at, plan.buffer_bytes(worker))
-        vector = self._replies.array(at + HEADER.size, message.size, np.dtype(plan.dtype))
+        offset = plan.buffer_at(worker, buffer)
+        self._replies.reserve(offset, plan.buffer_bytes(worker))
+        vector = self._replies.array(offset + HEADER.size, message.size, np.dtype(plan.dtype))
         vector[:] = message
         vector.flags.writeable = False
-        HEADER.pack_into(self._replies.memory, at, FULL, task, chunk, message.size)
+        mark_buffer(self._replies.memory, offset, FULL, task=task, chunk=chunk, length=message.size)
         occupied.add(buffer)
         self.arrived[task, chunk] = Message(ids, vector, worker, buffer)
 
@@ -115,7 +116,7 @@ class SharedStore(RemoteStore):
         buffer = message.buffer
         if buffer is None:
             buffer = self._move(key, message)
-        return buffer.at if isinstance(buffer, _Moved) else self._plan.buffer_at(message.worker, buffer), 0
+        return buffer.offset if isinstance(buffer, _Moved) else self._plan.buffer_at(message.worker, buffer), 0
 
     def _move(self, key: tuple[int, int], message: Message) -> _Moved:
         """Move a message from its sender's buffers to other memory that all workers can read."""
@@ -127,19 +128,19 @@ class SharedStore(RemoteStore):
             self._replies.grow(end)
             gaps.extend(range(first, end, size))
         buffer = _Moved(gaps.pop(), size)
-        self._replies.reserve(buffer.at, size)
-        vector = self._replies.array(buffer.at + HEADER.size, message.vector.size, message.vector.dtype)
+        self._replies.reserve(buffer.offset, size)
+        vector = self._replies.array(buffer.offset + HEADER.size, message.vector.size, message.vector.dtype)
         vector[:] = message.vector
         vector.flags.writeable = False
         self.arrived[key] = message._replace(vector=vector, buffer=buffer)
         return buffer
 
     def contents(self, notice: Notice, length: int, dtype: DType) -> tuple[int, Array | None]:
-        at = self._plan.buffer_at(notice.worker, notice.buffer)
-        state, task, chunk, size = HEADER.unpack_from(self._replies.memory, at)
+        offset = self._plan.buffer_at(notice.worker, notice.buffer)
+        state, task, chunk, size = HEADER.unpack_from(self._replies.memory, offset)
         if (state, task, chunk, size) != (FULL, notice.report.task, notice.report.chunk, length):
             return size, None
-        return size, self._replies.array(at + HEADER.size, length, dtype)
+        return size, self._replies.array(offset + HEADER.size, length, dtype)
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
         occupied = self._occupied[notice.worker]
@@ -156,7 +157,7 @@ class SharedStore(RemoteStore):
 
         Return False if tasks are reading all its messages.
         """
-        read = {place for ask in self.requests.values() for place in ask.messages}
+        read = {key for ask in self.requests.values() for key in ask.messages}
         for key, message in self.arrived.items():
             in_buffer = message.worker == worker and isinstance(message.buffer, int)
             if in_buffer and key not in self.readers and key not in read:
@@ -169,10 +170,10 @@ class SharedStore(RemoteStore):
 
     def free_buffer(self, worker: int, buffer: Any) -> None:
         if isinstance(buffer, _Moved):
-            self._gaps[buffer.size].append(buffer.at)
+            self._gaps[buffer.size].append(buffer.offset)
             return
         order_memory()  # what was read from it was read before the worker writes again
-        HEADER.pack_into(self._replies.memory, self._plan.buffer_at(worker, buffer), FREE, -1, -1, 0)
+        mark_buffer(self._replies.memory, self._plan.buffer_at(worker, buffer), FREE)
         self._occupied[worker].discard(buffer)
 
     def void(self, worker: int) -> None:

@@ -22,11 +22,13 @@ from anyk.clusters.processes.memory import (
     MemoryLayout,
     Segment,
     SharedStates,
+    mark_buffer,
     model_view,
 )
+from anyk.clusters.remote.channel import Disconnected
 from anyk.clusters.remote.orders import Orders, unpack
 from anyk.clusters.remote.shipping import unship
-from anyk.clusters.remote.worker import Disconnected, RunSetup, Worker
+from anyk.clusters.remote.worker import RunSetup, Worker
 from anyk.clusters.waiting import readable
 
 
@@ -82,42 +84,42 @@ class SharedMemoryWorker(Worker[int]):
         if ready and not os.read(self._doorbell, 4096):
             raise Disconnected
 
-    def model(self, slot: str, place: int) -> Vector:
-        w = model_view(self._shared.models, self._layout, place)
+    def model(self, slot: str, location: int) -> Vector:
+        w = model_view(self._shared.models, self._layout, location)
         w.flags.writeable = False  # other workers read the same memory
         return w
 
-    def message(self, place: tuple[int, int], size: int) -> Vector:
-        return self._shared.replies.array(place[0] + HEADER.size, size, self._messages.dtype)
+    def message(self, location: tuple[int, int], size: int) -> Vector:
+        return self._shared.replies.array(location[0] + HEADER.size, size, self._messages.dtype)
 
     def reserve_buffer(self, length: int, chunk: int) -> tuple[int, Vector]:
         layout, memory = self._layout, self._shared.replies.memory
         while True:
             for buffer in range(layout.buffers):
-                at = layout.buffer_at(self.worker, buffer)
-                if HEADER.unpack_from(memory, at)[0] == FREE:
+                offset = layout.buffer_at(self.worker, buffer)
+                if HEADER.unpack_from(memory, offset)[0] == FREE:
                     if buffer not in self._reserved:
-                        self._shared.replies.reserve(at, layout.buffer_bytes(self.worker))
+                        self._shared.replies.reserve(offset, layout.buffer_bytes(self.worker))
                         self._reserved.add(buffer)
-                    HEADER.pack_into(memory, at, WRITING, -1, -1, 0)
-                    return buffer, self._shared.replies.array(at + HEADER.size, length, self._messages.dtype)
+                    mark_buffer(memory, offset, WRITING)
+                    return buffer, self._shared.replies.array(offset + HEADER.size, length, self._messages.dtype)
             self.listen(time.monotonic() + 0.001)
             if self._orders is not None:
                 self._check_orders(0, chunk)
 
     def discard_buffer(self, buffer: int) -> None:
-        HEADER.pack_into(self._shared.replies.memory, self._layout.buffer_at(self.worker, buffer), FREE, -1, -1, 0)
+        mark_buffer(self._shared.replies.memory, self._layout.buffer_at(self.worker, buffer), FREE)
 
     def report(self, report: Report, vector: Array | None = None, buffer: int | None = None) -> None:
         if vector is not None and buffer is not None:
-            memory, at = self._shared.replies.memory, self._layout.buffer_at(self.worker, buffer)
+            memory, offset = self._shared.replies.memory, self._layout.buffer_at(self.worker, buffer)
             if vector.dtype == np.uint8:
-                memory[at + HEADER.size : at + HEADER.size + vector.size] = vector.tobytes()
-            HEADER.pack_into(memory, at, FULL, report.task, report.chunk, vector.size)
+                memory[offset + HEADER.size : offset + HEADER.size + vector.size] = vector.tobytes()
+            mark_buffer(memory, offset, FULL, task=report.task, chunk=report.chunk, length=vector.size)
         if report.text:
-            text = report.text.encode(errors="replace")[: ERROR_BOX - 1] + b"\0"
-            at = self._layout.box_at(self.worker) + self._layout.box
-            self._shared.mail.memory[at : at + len(text)] = text
+            encoded = report.text.encode(errors="replace")[: ERROR_BOX - 1] + b"\0"
+            offset = self._layout.box_at(self.worker) + self._layout.box
+            self._shared.mail.memory[offset : offset + len(encoded)] = encoded
         # a record has no text
         record = RECORD.pack(self.worker, self._incarnation, -1 if buffer is None else buffer, *report[:-1])
         try:

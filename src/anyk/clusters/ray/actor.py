@@ -51,7 +51,7 @@ class RayWorker(NetworkedWorker):
         assert adopt is not None
         ray.get([reference for j in missing for reference in self._missing[j]])  # so that Ray fetches all in parallel
         for j in missing:
-            adopt(unship([part.data for part in ray.get(self._missing[j])]))
+            adopt(unship([buffer.data for buffer in ray.get(self._missing[j])]))
         loaded.load(missing)
         for j in missing:
             del self._missing[j]
@@ -91,7 +91,7 @@ class Actor:
         *shipped: NDArray[np.uint8],
     ) -> None:
         os.environ["ANYK_WORKER"] = str(worker)
-        views = [part.data for part in shipped]
+        views = [buffer.data for buffer in shipped]
         self._worker = RayWorker(worker, setup, views, assigned, parcels)
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -107,8 +107,8 @@ class Actor:
         envelope: Envelope
         envelope, places = pickle.loads(packed)  # from the driver, which started this process
         vectors: dict[Key, Vector] = {}
-        for key, place, object_ in zip(envelope.fresh, places, objects, strict=True):
-            vector = object_ if place < 0 else unpack_reports(object_)[place][1]
+        for key, index, object_ in zip(envelope.fresh, places, objects, strict=True):
+            vector = object_ if index < 0 else unpack_reports(object_)[index][1]
             assert vector is not None
             vectors[key] = vector
         self._worker.receive_and_wake(envelope, vectors)

@@ -67,8 +67,8 @@ class _ObjectStore(RemoteStore):
         message = self.arrived[first, second]
         if not isinstance(message.buffer, tuple):  # not in a worker's object: decompressed, or from a checkpoint
             message = self.arrived[first, second] = message._replace(buffer=(-1, ray.put(message.vector)))
-        place, reference = message.buffer
-        return place, reference
+        index, reference = message.buffer
+        return index, reference
 
     def release(self, slot: str, version: int) -> None:
         super().release(slot, version)
@@ -123,13 +123,20 @@ class Ray(Networked[_ActorHandle]):
         placement_group: Any = None,
         spoiled: str = "",
     ) -> None:
-        options = ClusterOptions(workers, delays, seed, byzantine, communication, spoiled)
+        options = ClusterOptions(
+            workers=workers,
+            delays=delays,
+            seed=seed,
+            byzantine=byzantine,
+            communication=communication,
+            spoiled=spoiled,
+        )
         super().__init__(options, _ActorHandle)
         if placement_group is not None and nodes:
             raise BadInput("a placement group determines the workers' machines; omit nodes= or placement_group=")
         if not isinstance(resources or {}, dict) or any(
-            name in ("CPU", "GPU") or not isinstance(each, (int, float)) or not 0 <= each < float("inf")
-            for name, each in (resources or {}).items()
+            name in ("CPU", "GPU") or not isinstance(amount, (int, float)) or not 0 <= amount < float("inf")
+            for name, amount in (resources or {}).items()
         ):
             raise BadInput(
                 "resources of a worker must be numbers of at least 0 by name (CPU and GPU are cpus= and gpus=), got "
@@ -191,7 +198,7 @@ class Ray(Networked[_ActorHandle]):
                 ray.init(
                     address="local",
                     num_cpus=max(1, int(np.ceil(self.workers * self.cpus))),
-                    resources={name: each * self.workers for name, each in self.resources.items()},
+                    resources={name: amount * self.workers for name, amount in self.resources.items()},
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="ERROR",
@@ -216,11 +223,11 @@ class Ray(Networked[_ActorHandle]):
 
     def ship(self, partitions: Partitions) -> None:
         single = single_parcels(partitions) if self.fewest < self.workers else []
-        each = [single[0]] * self.workers if single else parcels(partitions, self.assignment)
-        own, shared = sum(parcel[0].nbytes for parcel in each), sum(part.nbytes for part in each[0][1:])
+        shipped = [single[0]] * self.workers if single else parcels(partitions, self.assignment)
+        separate, shared = sum(parcel[0].nbytes for parcel in shipped), sum(buffer.nbytes for buffer in shipped[0][1:])
         # data for all workers, such as frozen parameters, outweighs partitions
-        if not single and own > shared and own > each[0][0].nbytes:
-            each = [ship(partitions)] * self.workers
+        if not single and separate > shared and separate > shipped[0][0].nbytes:
+            shipped = [ship(partitions)] * self.workers
         self.prepare()
         ray = ray_module()
         self._check_resources(ray)
@@ -229,17 +236,17 @@ class Ray(Networked[_ActorHandle]):
         options = {"resources": self.resources, "runtime_env": self._runtime_env, "concurrency_groups": groups}
         self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **options)(Actor)
         stored: dict[tuple[int, int], Any] = {}  # partitions of several workers are stored once
-        self._shipped = [[_put(ray, part, stored) for part in parcel] for parcel in each]
-        self._single = [[_put(ray, part, stored) for part in parcel] for parcel in single]
+        self._shipped = [[_put(ray, buffer, stored) for buffer in parcel] for parcel in shipped]
+        self._single = [[_put(ray, buffer, stored) for buffer in parcel] for parcel in single]
 
     def _check_resources(self, ray: Any) -> None:
         available = ray.cluster_resources()
-        for name, each in (("CPU", self.cpus), ("GPU", self.gpus), *self.resources.items()):
+        for name, amount in (("CPU", self.cpus), ("GPU", self.gpus), *self.resources.items()):
             option = "resources" if name in self.resources else f"{name.lower()}s"
-            if each * self.fewest > available.get(name, 0.0) + 1e-9:
+            if amount * self.fewest > available.get(name, 0.0) + 1e-9:
                 raise BadInput(
-                    f"{self.fewest} workers of {each:g} {name} each need {each * self.fewest:g}, the Ray cluster has "
-                    f"{available.get(name, 0.0):g}; use fewer workers or a smaller {option}="
+                    f"{self.fewest} workers of {amount:g} {name} each need {amount * self.fewest:g}, the Ray cluster "
+                    f"has {available.get(name, 0.0):g}; use fewer workers or a smaller {option}="
                 )
         machines = self._machines(ray)
         for address in self.nodes:
@@ -309,7 +316,7 @@ class Ray(Networked[_ActorHandle]):
 
     def send(self, worker: int, envelope: Envelope) -> None:
         vectors = [self.store.object(key) for key in envelope.fresh]
-        packed = pickle.dumps((envelope, [place for place, _ in vectors]))  # Ray's own serialisation is slow
+        packed = pickle.dumps((envelope, [index for index, _ in vectors]))  # Ray's own serialisation is slow
         method = "receive" if "exchange" in self.handles[worker].pending else "exchange"
         self._call(worker, method, packed, *(reference for _, reference in vectors))
 
@@ -366,16 +373,16 @@ class Ray(Networked[_ActorHandle]):
         except ValueError as error:
             refuse(worker, error)
         handle.pending.remove(method)
-        for place, (report, vector) in enumerate(news):
-            buffer = None if vector is None else (place, reference, vector)
+        for index, (report, vector) in enumerate(news):
+            buffer = None if vector is None else (index, reference, vector)
             self.news.append(self.notice(worker, incarnation, report, buffer))
         if handle.owed:
             self.send_orders(worker)
 
 
-def _put(ray: Any, part: memoryview, stored: dict[tuple[int, int], Any]) -> Any:
+def _put(ray: Any, buffer: memoryview, stored: dict[tuple[int, int], Any]) -> Any:
     """Return a reference to bytes in Ray's store; ``stored``: references to reuse, by address and size."""
-    array = np.frombuffer(part, dtype=np.uint8)
+    array = np.frombuffer(buffer, dtype=np.uint8)
     key = (array.ctypes.data, array.size)
     if key not in stored:
         stored[key] = ray.put(array)

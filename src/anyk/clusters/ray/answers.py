@@ -66,8 +66,8 @@ def _error(ray: Any, number: int, data: Any) -> Unanswered:
         info.ParseFromString(message)
     died = info.actor_died_error
     if died.HasField("creation_task_failure_context"):
-        text = _last_line(died.creation_task_failure_context.formatted_exception_string)
-        return Unanswered(text or name, at_start=True)
+        reason = _last_line(died.creation_task_failure_context.formatted_exception_string)
+        return Unanswered(reason or name, at_start=True)
     if died.HasField("actor_died_error_context"):
         context = died.actor_died_error_context
         return Unanswered(str(ray.exceptions.ActorDiedError(cause=context))[:_LONGEST])
@@ -82,8 +82,8 @@ def _message(ray: Any, data: Any) -> bytes:
     return b""
 
 
-def _last_line(text: str) -> str:
+def _last_line(traceback: str) -> str:
     """Return the last line of the first exception in a traceback, which says what went wrong."""
-    first = text.partition("\nDuring handling of the above")[0]
+    first = traceback.partition("\nDuring handling of the above")[0]
     lines = [line.strip() for line in first.splitlines() if line.strip()]
     return lines[-1][:_LONGEST] if lines else ""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from anyk.clusters.remote.remote import NOTICE
+from anyk.clusters.remote.workforce import NOTICE
 from anyk.errors import MissingPackage, as_bad_input
 
 _KNOCK = 10.0  # seconds that a machine may take to answer
@@ -28,18 +28,18 @@ def loopback() -> Iterator[None]:
     """
     from ray._private import ray_constants
 
-    own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    settings = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     if "RAY_AUTH_MODE" not in os.environ:
-        own |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
+        settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
     clusters, variables = ray_constants.ENABLE_RAY_CLUSTER, dict(os.environ)
     ray_constants.ENABLE_RAY_CLUSTER = False  # in this process; the environment variable is for those that Ray starts
-    os.environ.update(own)
+    os.environ.update(settings)
     read_token()
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = clusters
-        for name in own:
+        for name in settings:
             if name in variables:
                 os.environ[name] = variables[name]
             else:

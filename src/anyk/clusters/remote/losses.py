@@ -34,8 +34,8 @@ _ENDED = "the workers have ended"
 class LossUnknown(RunFailed):
     """No worker can compute the loss of some partition; ``forever``: all workers that store it are lost."""
 
-    def __init__(self, why: str, *, forever: bool = False) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, *, forever: bool = False) -> None:
+        super().__init__(reason)
         self.forever = forever
 
 
@@ -159,11 +159,11 @@ class Losses:
                 worker = min(holders[j], key=lambda worker: (len(self._owed.get(worker, ())), worker))
                 self._owed.setdefault(worker, []).append(j)
                 chosen_workers[worker] = None
-        place = self._store.place(ASKED, self._first) if chosen_workers else 0
+        location = self._store.place(ASKED, self._first) if chosen_workers else 0
         for worker in chosen_workers:
             self._asked += 1
             owed = self._owed[worker]
-            self._handles[worker].question = [self._asked, place, self._open.slot, owed, self._open.samples]
+            self._handles[worker].question = [self._asked, location, self._open.slot, owed, self._open.samples]
             self._send_orders(worker)
 
     # ------------------------------------------------------------------------------------------- answers
@@ -220,9 +220,9 @@ class Losses:
         for worker in [worker for worker, owed in self._owed.items() if owed]:
             self._exclude(worker, "did not answer", 1 << 62)
 
-    def _exclude(self, worker: int, why: str, questions: int = 0) -> None:
+    def _exclude(self, worker: int, reason: str, questions: int = 0) -> None:
         """Ask other workers instead of this one, for this question and the next ``questions``."""
-        self._excluded[worker] = self._questions + questions, why
+        self._excluded[worker] = self._questions + questions, reason
         owed = self._owed.pop(worker, [])
         self._handles[worker].question = None
         if self._open is not None and owed:
@@ -237,10 +237,12 @@ class Losses:
         j = min(unasked)
         holders = self._holders[j]
         gone = {worker for worker in holders if self._handles[worker].gone}
-        whys = [f"worker {worker} {'is lost' if worker in gone else self._excluded[worker][1]}" for worker in holders]
-        why = "; ".join(whys) or "no worker stores it"
+        reasons = [
+            f"worker {worker} {'is lost' if worker in gone else self._excluded[worker][1]}" for worker in holders
+        ]
+        reason = "; ".join(reasons) or "no worker stores it"
         self._end(
-            LossUnknown(f"no worker can compute the loss of partition {j}: {why}", forever=len(gone) == len(holders))
+            LossUnknown(f"no worker can compute the loss of partition {j}: {reason}", forever=len(gone) == len(holders))
         )
 
     def _end(self, failure: RunFailed | None) -> None:

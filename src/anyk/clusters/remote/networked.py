@@ -16,12 +16,13 @@ import numpy as np
 
 from anyk.arrays import Array, Vector
 from anyk.clusters.contract import Envelope, Key, Report
+from anyk.clusters.remote.channel import READY
 from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.orders import NO_TASK, Orders, unpack
 from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.wire import refuse
-from anyk.clusters.remote.worker import ASKED, READY, RunSetup, Worker
+from anyk.clusters.remote.worker import ASKED, RunSetup, Worker
 from anyk.errors import RunFailed
 
 
@@ -75,11 +76,11 @@ class Networked(Remote[N]):
         if handle.question is not None:
             needs[ASKED, handle.question[1]] = None
         # a missing vector was needed by a task that has ended
-        there = tuple(key for key in needs if self.store.vector(key) is not None)
+        available = tuple(key for key in needs if self.store.vector(key) is not None)
         handle.number += 1
-        fresh = tuple(key for key in there if key not in handle.has)
-        self.send(worker, Envelope(handle.number, self._tasks.orders(handle), there, fresh))
-        handle.has = frozenset(there)
+        fresh = tuple(key for key in available if key not in handle.has)
+        self.send(worker, Envelope(handle.number, self._tasks.orders(handle), available, fresh))
+        handle.has = frozenset(available)
 
     def renew(self, worker: int) -> N:
         """Record that a worker is being started, without any vectors; return its handle."""
@@ -93,17 +94,21 @@ class Networked(Remote[N]):
         """Return a worker's report as a notice, with times on the driver's clock; ``buffer``: its vector, if any."""
         handle = self.handles[worker]
         if report.kind == READY and not report.done:
-            where, _, pid = report.text.rpartition(" ")
+            machine_name, _, pid = report.text.rpartition(" ")
             if not (pid.isascii() and pid.isdecimal() and len(pid) < 10):
                 refuse(worker, "it is ready, but its process has no number")
             self.pids[worker] = int(pid)
-            handle.here = where == machine()
+            handle.here = machine_name == machine()
             handle.clock = 0.0 if handle.here else report.sent - time.monotonic()
         if not handle.here:  # the message with the shortest delay gives the best estimate of the clock
             handle.clock = max(handle.clock, report.sent - time.monotonic())
         if ahead := handle.clock:
-            times = (report.started - ahead, report.computing - ahead, report.computed - ahead, report.sent - ahead)
-            report = Report(*report[:4], *times, *report[8:])
+            report = report._replace(
+                started=report.started - ahead,
+                computing=report.computing - ahead,
+                computed=report.computed - ahead,
+                sent=report.sent - ahead,
+            )
         return Notice(time.monotonic(), worker, incarnation, buffer, report)
 
 
@@ -154,13 +159,13 @@ class NetworkedWorker(Worker[None]):
             self._needs[orders.task] = envelope.needs
             return orders
 
-    def model(self, slot: str, place: int) -> Vector:
-        w = self._vectors[slot, place]
+    def model(self, slot: str, location: int) -> Vector:
+        w = self._vectors[slot, location]
         w.flags.writeable = False
         return w
 
-    def message(self, place: tuple[int, int], size: int) -> Vector:
-        vector = self._vectors[place]
+    def message(self, location: tuple[int, int], size: int) -> Vector:
+        vector = self._vectors[location]
         if vector.size != size:
             raise RunFailed(f"a message of {vector.size} numbers arrived where {size} were announced")
         return vector

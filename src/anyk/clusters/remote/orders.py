@@ -31,4 +31,6 @@ class Orders(NamedTuple):
 
 pack = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers
 unpack = msgspec.msgpack.Decoder(Orders).decode
-NOTHING = pack(Orders(NO_TASK, 0, 0.0, 0.0, 0.0, (), (), (), ()))
+NOTHING = pack(
+    Orders(task=NO_TASK, flags=0, start=0.0, before=0.0, each=0.0, chunks=(), places=(), versions=(), requests=())
+)

@@ -49,8 +49,8 @@ class RemoteStore(VectorStore):
     def free_buffer(self, worker: int, buffer: Any) -> None:
         """Release a buffer for reuse; an array is freed with its last reference."""
 
-    def _drop(self, place: Place) -> None:
-        message = self.arrived.pop(place, None)
+    def _drop(self, key: Place) -> None:
+        message = self.arrived.pop(key, None)
         if message is not None and message.buffer is not None:
             self.free_buffer(message.worker, message.buffer)
 

@@ -54,7 +54,7 @@ def single_parcels(partitions: Partitions) -> list[list[memoryview]]:
     if abilities.only is None or abilities.adopt is None:
         return []
     (description, *_), first = ship(abilities.only(())), ship(abilities.only((0,)))
-    if sum(part.nbytes for part in first) < 2 * description.nbytes:
+    if sum(buffer.nbytes for buffer in first) < 2 * description.nbytes:
         return []
     return [first, *(ship(abilities.only((j,))) for j in range(1, len(partitions.sizes)))]
 

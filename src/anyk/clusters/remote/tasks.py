@@ -47,8 +47,8 @@ class OpenTasks:
                 packed = self._packed[chunks] = msgspec.Raw(pack(chunks))
             handle.chunks, handle.packed_chunks = chunks, packed
         handle.task, handle.times = task, (entry.started, entry.before, entry.each)
-        place = self._store.place
-        handle.places = [place(chunk.slot, version) for chunk, version in zip(chunks, entry.versions, strict=True)]
+        place_of = self._store.place
+        handle.places = [place_of(chunk.slot, version) for chunk, version in zip(chunks, entry.versions, strict=True)]
         handle.versions = entry.versions
         handle.carried = ()
         if self._store.carried:
@@ -67,9 +67,9 @@ class OpenTasks:
             return False
         gathered = []
         for key, weight in zip(order.messages, order.weights, strict=True):
-            place = self._store.locate(key)
+            location = self._store.locate(key)
             message = self._store.arrived[key]
-            gathered.append([*place, message.vector.size, message.ids, weight])
+            gathered.append([*location, message.vector.size, message.ids, weight])
         self._handles[order.worker].requests.append(
             [order.task, order.chunk, order.partitions, order.coefficients, gathered]
         )
@@ -78,9 +78,9 @@ class OpenTasks:
 
     def orders(self, handle: WorkerHandle) -> bytes:
         """Return a worker's newest orders, as bytes."""
-        start, before, each = handle.times
+        start, before, per_partition = handle.times
         flags = PREEMPT * handle.preempt | self._flags
-        head = handle.task, flags, start + handle.clock, before, each
+        head = handle.task, flags, start + handle.clock, before, per_partition
         places, versions = handle.places, handle.versions
         tail = handle.requests, handle.question, handle.carried
         return pack((*head, handle.packed_chunks, places, versions, *tail))

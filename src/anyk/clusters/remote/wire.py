@@ -67,9 +67,10 @@ def unpack_reports(data: bytes | memoryview) -> list[tuple[Report, Array | None]
     return news
 
 
-def refuse(worker: int, why: object) -> NoReturn:
+def refuse(worker: int, reason: object) -> NoReturn:
     """Raise :class:`~anyk.errors.RunFailed` for what no worker of anyk sends."""
-    reason = " ".join(str(why).split())[:200]
+    shortened = " ".join(str(reason).split())[:200]
     raise RunFailed(
-        f"worker {worker} sent what no worker sends ({reason}): its process is damaged, or not anyk's; resume the run"
+        f"worker {worker} sent what no worker sends ({shortened}): its process is damaged, or not anyk's; resume the "
+        "run"
     ) from None

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +19,19 @@ from anyk.clusters.contract import Report
 from anyk.clusters.local import Local, LocalStepper, State
 from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack, spoil
 from anyk.clusters.packing import pack
+from anyk.clusters.remote.channel import (
+    COMPARED,
+    EVALUATED,
+    FAILED,
+    LEAVING,
+    PROGRESS,
+    READY,
+    REPLY,
+    STOPPED,
+    Channel,
+    Disconnected,
+    R,
+)
 from anyk.clusters.remote.orders import NO_TASK, PREEMPT, UNINTERRUPTIBLE, Orders
 from anyk.clusters.store import CARRIED
 from anyk.errors import RunFailed
@@ -27,10 +39,7 @@ from anyk.problems.base import Partitions
 from anyk.problems.replicas import mark
 from anyk.protocol import Chunk
 
-READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED, LEAVING = range(8)  # kinds of reports
 ASKED = "asked for losses"  # the slot name of models whose losses workers evaluate
-
-R = TypeVar("R")  # what a cluster uses to refer to a message buffer
 
 
 class RunSetup(NamedTuple):
@@ -49,11 +58,17 @@ class _Stop(BaseException):  # like Disconnected; not an Exception, which a user
     """Raised in a worker when its task has been cancelled."""
 
 
-class Disconnected(BaseException):
-    """Raised in a worker when the driver has ended."""
+class _Work(NamedTuple):
+    """A chunk of a task, with the model at which it is computed."""
+
+    task: int
+    chunk_index: int  # in its task
+    chunk: Chunk
+    version: int
+    w: Vector
 
 
-class Worker(ABC, Generic[R]):
+class Worker(Channel[R]):
     """A worker of one run; :meth:`run` returns when the driver has ended."""
 
     def __init__(self, worker: int, setup: RunSetup) -> None:
@@ -69,47 +84,6 @@ class Worker(ABC, Generic[R]):
         self._task_times = 0.0, 0.0  # times at which the task started and its first delay ended
         self._pending: list[Any] = []  # requests for partitions that are not finished yet
         self._last_question = 0  # number of the last question about losses
-
-    # --------------------------------------------------------------------------------------- what a cluster implements
-
-    @abstractmethod
-    def start(self) -> None:
-        """Call :meth:`begin` with the partitions and the assignment that the driver sent at the start."""
-
-    @abstractmethod
-    def changed(self) -> bool:
-        """Return whether there are orders not yet taken."""
-
-    @abstractmethod
-    def take(self) -> Orders | None:
-        """Take the newest orders, if there are any not yet taken."""
-
-    @abstractmethod
-    def listen(self, until: float | None) -> None:
-        """Wait for new orders, at most until a time; raise :class:`Disconnected` if the driver has ended."""
-
-    @abstractmethod
-    def model(self, slot: str, place: int) -> Vector:
-        """Return a model version, read-only."""
-
-    @abstractmethod
-    def message(self, place: tuple[int, int], size: int) -> Vector:
-        """Return another worker's message."""
-
-    @abstractmethod
-    def reserve_buffer(self, length: int, chunk: int) -> tuple[R, Vector]:
-        """Return a buffer for a message of ``length`` numbers; wait while the driver uses all buffers."""
-
-    @abstractmethod
-    def discard_buffer(self, buffer: R) -> None:
-        """Free a buffer whose message will not be sent."""
-
-    @abstractmethod
-    def report(self, report: Report, vector: Array | None = None, buffer: R | None = None) -> None:
-        """Send a report, and the message in a buffer: its numbers, or its payload of bytes."""
-
-    def load_missing(self, partitions: Sequence[int]) -> None:
-        """Load partitions that were not assigned at the start; by default all partitions are loaded then."""
 
     def _notify(self, kind: int, task: int, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
         self.report(Report(kind, task, chunk, done, sent=time.monotonic(), bits=bits, text=text))
@@ -150,15 +124,10 @@ class Worker(ABC, Generic[R]):
                     self.listen(None)
                     continue
                 orders = self._handle_orders(orders)
-                if orders.task <= last_task:
-                    continue
-                last_task = orders.task
-                self._orders = orders
-                self._gradients.clear()
-                self._sent_requests.clear()
-                self._pending = [request for request in orders.requests if request[0] == orders.task]
-                with contextlib.suppress(_Stop):
-                    self._compute_task(orders)
+                if orders.task > last_task:
+                    last_task = orders.task
+                    with contextlib.suppress(_Stop):
+                        self._compute_task(orders)
 
     # ------------------------------------------------------------------------------------------- orders and requests
 
@@ -181,9 +150,9 @@ class Worker(ABC, Generic[R]):
         """Serve requests and answer questions; return the newest orders, as others may have arrived meanwhile."""
         self._serve_requests(orders.requests)
         while (question := orders.question) is not None and question[0] > self._last_question:
-            number, place, slot, partitions, samples = question
+            number, location, slot, partitions, samples = question
             self._last_question = number
-            w = self.model(ASKED, place)
+            w = self.model(ASKED, location)
             for j in partitions:
                 self._report_loss(number, slot, j, w, samples)
                 newer = self.take() if self.changed() else None
@@ -219,57 +188,76 @@ class Worker(ABC, Generic[R]):
 
     def _compute_task(self, orders: Orders) -> None:
         """Compute the chunks of a task after their injected delays, and send their messages."""
+        self._orders = orders
+        self._gradients.clear()
+        self._sent_requests.clear()
+        self._pending = [request for request in orders.requests if request[0] == orders.task]
         started = max(orders.start, self._idle_since)
         due = started + orders.before
         self._task_times = started, due
         if orders.before:
             self._wait(due, 0, 0)
-        for index, (chunk, place, version) in enumerate(
-            zip(orders.chunks, orders.places, orders.versions, strict=True)
-        ):
-            w = self.model(chunk.slot, place)
-            if orders.carried and (carried := orders.carried[index]) is not None:
-                numbers, arrays, pieces = carried
-                content = [self.model(f"{CARRIED} {number}", at) for number, at in enumerate(pieces)]
-                self._messages.carry(numbers, arrays, content)
-
-            def between(done: int, index: int = index, first: float = due) -> None:
-                """Wait for the injected delay of the next partition, after ``done`` others, and read new orders."""
-                if orders.each:
-                    self._wait(first + orders.each * (done + 1), done, index)
-                else:
-                    self._check_orders(done, index)
-
+        models = zip(orders.chunks, orders.places, orders.versions, strict=True)
+        for index, (chunk, location, version) in enumerate(models):
+            work = _Work(orders.task, index, chunk, version, self.model(chunk.slot, location))
+            self._take_carried(orders, index)
+            between = self._pauses(index, due, orders.each)
             if not chunk.partitions:
                 between(0)
             due += orders.each * len(chunk.partitions)
-            buffer = None
             try:
                 self.load_missing(chunk.partitions)
                 if chunk.send == "request":
-                    self._compute_and_keep(orders.task, index, chunk, w, between, version)
-                    continue
-                length = self._messages.length(chunk.covers)
-                buffer, out = self.reserve_buffer(length, index)
-                computing = time.monotonic()
-                if chunk.compress:
-                    out = np.empty(length, dtype=out.dtype)  # the buffer is only for the payload
-                if chunk.steps:
-                    assert self._local is not None
-                    models = [self.message((a, b), w.size) for _, a, b, _ in chunk.mix]
-                    out[:] = self._local.run(orders.task, chunk, w, models, self._states, between)
+                    self._compute_and_keep(work, between)
                 else:
-                    report_mark = self._mark_reporter(orders.task, index, version)
-                    self._messages.encode(chunk, w, out, between, version=version, seen=report_mark)
-                compression = (chunk, version, w) if chunk.compress else None
-                self._send(orders.task, index, buffer, out, started, computing, compression)
-            except BaseException as error:
-                if buffer is not None:
-                    self.discard_buffer(buffer)
-                if not isinstance(error, Exception):
-                    raise
+                    self._compute_and_send(work, between)
+            except Exception as error:
                 self._notify(FAILED, orders.task, chunk=index, text=describe(error))
         self._idle_since = time.monotonic()  # the delay of the next task starts after this task
+
+    def _take_carried(self, orders: Orders, index: int) -> None:
+        """Compute the next gradients with the values that a chunk's model carries, if it carries any."""
+        if not orders.carried or (carried := orders.carried[index]) is None:
+            return
+        numbers, arrays, pieces = carried
+        content = [self.model(f"{CARRIED} {number}", location) for number, location in enumerate(pieces)]
+        self._messages.carry(numbers, arrays, content)
+
+    def _pauses(self, index: int, first: float, per_partition: float) -> Callable[[int], None]:
+        """Return a function to call before each partition of a chunk, with the number of those that are finished.
+
+        It waits for the injected delay, ``per_partition`` seconds for each from the time ``first``, and reads orders.
+        """
+
+        def between(done: int) -> None:
+            if per_partition:
+                self._wait(first + per_partition * (done + 1), done, index)
+            else:
+                self._check_orders(done, index)
+
+        return between
+
+    def _compute_and_send(self, work: _Work, between: Callable[[int], None]) -> None:
+        """Compute a chunk's message in a buffer, and send it."""
+        task, index, chunk, version, w = work
+        length = self._messages.length(chunk.covers)
+        buffer, out = self.reserve_buffer(length, index)
+        try:
+            computing = time.monotonic()
+            if chunk.compress:
+                out = np.empty(length, dtype=out.dtype)  # the buffer is only for the payload
+            if chunk.steps:
+                assert self._local is not None
+                models = [self.message((first, second), w.size) for _, first, second, _ in chunk.mix]
+                out[:] = self._local.run(task, chunk, w, models, self._states, between=between)
+            else:
+                report_mark = self._mark_reporter(task, index, version)
+                self._messages.encode(chunk, w, out, between, version=version, seen=report_mark)
+            times = self._task_times[0], computing
+            self._send(task, index, buffer, out, times=times, compressed=work if chunk.compress else None)
+        except BaseException:
+            self.discard_buffer(buffer)
+            raise
 
     def _mark_reporter(self, task: int, index: int, version: int) -> Callable[[int, Vector], None] | None:
         """Return a function that reports a gradient's mark if replicas are compared at this version, else None."""
@@ -283,10 +271,9 @@ class Worker(ABC, Generic[R]):
 
         return report_mark
 
-    def _compute_and_keep(
-        self, task: int, index: int, chunk: Chunk, w: Vector, between: Callable[[int], None], version: int
-    ) -> None:
+    def _compute_and_keep(self, work: _Work, between: Callable[[int], None]) -> None:
         """Compute partitions one by one, keep their gradients, and report each."""
+        task, index, chunk, version, w = work
         gradients = self._gradients.setdefault((task, index), {})
         report_mark = self._mark_reporter(task, index, version)
         for done, j in enumerate(chunk.partitions):
@@ -323,7 +310,7 @@ class Worker(ABC, Generic[R]):
                 self._messages.add_message(out, ids, (j,), gradients[j], coefficient)
             for first, second, size, covered, weight in gathered:  # other workers' messages
                 self._messages.add_message(out, ids, tuple(covered), self.message((first, second), size), weight)
-            self._send(task, index, buffer, out, *self._task_times)
+            self._send(task, index, buffer, out, times=self._task_times)
 
     def _send(
         self,
@@ -331,11 +318,14 @@ class Worker(ABC, Generic[R]):
         index: int,
         buffer: R,
         out: Vector,
-        started: float,
-        computing: float,
-        compression: tuple[Chunk, int, Vector] | None = None,
+        *,
+        times: tuple[float, float],
+        compressed: _Work | None = None,
     ) -> None:
-        """Send the message in a buffer, or report its fault; ``compression``: chunk, version and model, if required."""
+        """Send the message in a buffer, or report its fault.
+
+        ``times``: the start of the task, and of computing. ``compressed``: what was computed, if it is compressed.
+        """
         if self.worker in self._setup.byzantine:
             reverse_attack(out)
         if self._setup.spoiled:
@@ -347,9 +337,26 @@ class Worker(ABC, Generic[R]):
             self._notify(FAILED, task, chunk=index, text=fault)
             return
         sent: Array = out
-        if compression is not None:
-            chunk, version, base = compression
-            sent = pack(task, chunk, version, self._setup.seed, out, base, self._states)
+        if compressed is not None:
+            sent = pack(
+                task,
+                compressed.chunk,
+                compressed.version,
+                self._setup.seed,
+                vector=out,
+                base=compressed.w,
+                states=self._states,
+            )
             bits = keyed.digest(sent)
-        times = started, computing, computed, time.monotonic()
-        self.report(Report(REPLY, task, index, 0, *times, bits), sent, buffer)
+        started, computing = times
+        report = Report(
+            REPLY,
+            task,
+            index,
+            started=started,
+            computing=computing,
+            computed=computed,
+            sent=time.monotonic(),
+            bits=bits,
+        )
+        self.report(report, sent, buffer)

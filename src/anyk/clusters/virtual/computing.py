@@ -51,16 +51,16 @@ class ComputingStore(VectorStore):
                 self.messages.carry(carried.numbers, carried.places, content)
             if chunk.steps:
                 assert self._local is not None
-                models = [self.arrived[other, place].vector for _, other, place, _ in chunk.mix]
+                models = [self.arrived[other, number].vector for _, other, number, _ in chunk.mix]
                 ids, out = chunk.covers, np.array(self._local.run(task, chunk, w, models, self.states[worker]))
             else:
-                ids, out = self._encode(task, index, chunk, version, w, gradients)
+                ids, out = self._encode(task, index, chunk, version, w=w, gradients=gradients)
         except Exception as error:  # a user's problem may raise any exception, as on a real worker
             return describe(error), 0
-        why, bits = self._arrive(task, index, chunk, ids, out, worker, version)
-        if why is not None:
+        fault, bits = self._arrive(task, index, chunk, version, worker=worker, ids=ids, out=out)
+        if fault is not None:
             gradients.clear()  # a repeated request is computed again
-        return why, bits
+        return fault, bits
 
     def _encode(
         self, task: int, index: int, chunk: Chunk, version: int, w: Vector, gradients: dict[Part, Vector]
@@ -69,7 +69,7 @@ class ComputingStore(VectorStore):
         messages = self.messages
         w = w.view()
         w.flags.writeable = False
-        keys = [(part, chunk.batch, chunk.repeat) for part in messages.parts(chunk)]
+        keys = [(group, chunk.batch, chunk.repeat) for group in messages.parts(chunk)]
         for key in keys:
             if key not in gradients:  # a copy: the problem may reuse its buffer
                 gradients[key] = np.array(messages.gradient(key[0], w, chunk, version))
@@ -84,24 +84,24 @@ class ComputingStore(VectorStore):
                 messages.add(out, ids, item, coefficients[item], gradients[key])
             else:
                 messages.add_message(out, ids, key[0], gradients[key], coefficients[item])
-        for place, weight in zip(request.messages, request.weights, strict=True) if request is not None else ():
-            messages.add_message(out, ids, *self.arrived[place][:2], weight)
+        for message_key, weight in zip(request.messages, request.weights, strict=True) if request is not None else ():
+            messages.add_message(out, ids, *self.arrived[message_key][:2], weight)
         return ids, out
 
     def _arrive(
-        self, task: int, index: int, chunk: Chunk, ids: tuple[int, ...], out: Vector, worker: int, version: int
+        self, task: int, index: int, chunk: Chunk, version: int, *, worker: int, ids: tuple[int, ...], out: Vector
     ) -> tuple[str | None, int]:
         """Store a message unless it has a fault; return (fault, digest)."""
         if worker in self._byzantine:
             reverse_attack(out)
-        why, bits = inspect_message(out)
-        if why is not None:
-            return why, bits
+        fault, bits = inspect_message(out)
+        if fault is not None:
+            return fault, bits
         if not chunk.compress:
             self.arrived[task, index] = Message(ids, out, worker)
             return None, bits
         base = self._models[chunk.slot, version]
-        payload = pack(task, chunk, version, self._seed, out, base, self.states[worker])
-        unpacked = unpack(chunk, version, self._seed, payload, out.size, out.dtype, base)
+        payload = pack(task, chunk, version, self._seed, vector=out, base=base, states=self.states[worker])
+        unpacked = unpack(chunk, version, self._seed, payload, length=out.size, dtype=out.dtype, base=base)
         self.arrived[task, index] = Message(ids, unpacked, worker)
         return None, keyed.digest(payload)

@@ -17,7 +17,7 @@ from anyk.clusters.local import Local
 from anyk.clusters.store import VectorStore
 from anyk.clusters.virtual.calendar import Calendar, Outage
 from anyk.clusters.virtual.computing import ComputingStore
-from anyk.clusters.virtual.cores import COMPUTED, DUE, Compute
+from anyk.clusters.virtual.cores import Compute
 from anyk.clusters.virtual.schedule import TaskSchedule
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
@@ -69,7 +69,9 @@ class Simulated(Cluster):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
-        super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication))
+        super().__init__(
+            ClusterOptions(workers=workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication)
+        )
         for outage in (outages := [Outage(*outage) for outage in outages]):
             check_range("the worker of an outage", outage.worker, 0, workers - 1)
             if not (0 <= outage.time <= (np.inf if outage.back is None else outage.back) and outage.notice >= 0):
@@ -168,47 +170,45 @@ class Simulated(Cluster):
     # ------------------------------------------------------------------------------------------- events
 
     def events(self) -> Iterator[Event | Cut | None]:
-        schedule, calendar, computes = self._schedule, self._calendar, self.computing is not None
-        alarms, outages = calendar.alarms, calendar.outages
-        heap, in_flight, cores = schedule.heap, schedule.in_flight, schedule.cores
+        schedule, alarms, outages = self._schedule, self._calendar.alarms, self._calendar.outages
+        heap, in_flight, unwanted = schedule.heap, schedule.in_flight, schedule.unwanted
+        computes, queues = self.computing is not None, schedule.cores is not None
+        event: Event | None
         while True:
-            event: Event | None
             if self._projections:
-                event = self._project(self._projections.popleft())
-                if event is not None:
-                    yield event
-                continue
+                yield from self._projected()
             if alarms or outages:
-                event = calendar.pop(heap[0][0] if heap else np.inf, schedule.now)
+                event = self._calendar_event()
                 if event is not None:
-                    schedule.now = event.time
-                    if isinstance(event, Lost):
-                        self.abandon(event.worker)  # until it returns
                     yield event
                     continue
             if not heap:
                 return
             time, task, worker, chunk, kind = heappop(heap)
-            entry = in_flight.get(task)
-            if cores is not None:
-                if kind == COMPUTED:
-                    cores.leave(max(time, schedule.now), task, chunk, in_flight)
-                elif entry is not None and kind == DUE:
-                    cores.join(max(time, schedule.now), task, chunk, InFlight._make(entry))
-                    continue
+            entry = schedule.pass_cores(time, task, chunk, kind) if queues else in_flight.get(task)
             if entry is None:
                 continue
             if time > schedule.now:
                 schedule.now = time
             if not computes and kind < 0 and len(entry[1]) == 1:  # the most frequent case, made fast
                 del in_flight[task]
-                if schedule.unwanted:
-                    schedule.unwanted.discard(task)
+                if unwanted:
+                    unwanted.discard(task)
                 yield Reply(schedule.now, worker, task, chunk)
                 continue
             event = self._event(time, task, chunk, kind, InFlight._make(entry))
             if event is not None:
                 yield event
+
+    def _calendar_event(self) -> Event | None:
+        """Return the next alarm, loss or return if it comes before all events of tasks, else None."""
+        schedule = self._schedule
+        event = self._calendar.pop(schedule.heap[0][0] if schedule.heap else np.inf, schedule.now)
+        if event is not None:
+            schedule.now = event.time
+            if isinstance(event, Lost):
+                self.abandon(event.worker)  # until it returns
+        return event
 
     def _event(self, time: float, task: int, chunk: int, kind: int, entry: InFlight) -> Event | None:
         """Return the event of a heap entry: a message, a finished partition, or None."""
@@ -224,15 +224,22 @@ class Simulated(Cluster):
         ended = schedule.deliver(task, entry)
         if computing is None:
             return Reply(schedule.now, worker, task, chunk)
-        why, bits = None, 0
+        fault, bits = None, 0
         if wanted:
-            why, bits = computing.compute(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
+            fault, bits = computing.compute(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
         if ended:
             computing.end_task(task, entry.chunks)
-        if why is not None:
-            return Failed(schedule.now, worker, task, chunk, why)
+        if fault is not None:
+            return Failed(schedule.now, worker, task, chunk, fault)
         timing = Timing(entry.started, entry.started + entry.before, time, time, bits)
         return Reply(schedule.now, worker, task, chunk, timing)
+
+    def _projected(self) -> Iterator[MessageProjected]:
+        """Yield the requested projections of messages, also of those requested in the meantime."""
+        while self._projections:
+            event = self._project(self._projections.popleft())
+            if event is not None:
+                yield event
 
     def _project(self, order: ProjectMessage) -> MessageProjected | None:
         """Return a message's projection; without vectors 0 for honest workers and -100 for Byzantine workers."""
