@@ -46,7 +46,7 @@ PARAMETERS = {
     "spec": "spec specs strategy add today delays communication cluster optimizer lr model evaluate decoder",
     "code": "plugin problem callback function",
     "writes": "out json picture table mirror page",
-    "names": "name kind split args workers kill stop slow corrupt nan driver round worker seconds",
+    "names": "name kind to split args workers kill stop slow corrupt nan driver round worker seconds",
     "address": "metrics",
 }
 KINDS = {name: kind for kind, names in PARAMETERS.items() for name in names.split()}

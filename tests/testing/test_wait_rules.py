@@ -270,7 +270,7 @@ def test_a_rule_that_does_not_exist_is_bad_input() -> None:
         check_wait_rule("test-exacly")
 
 
-def test_expected_seconds_that_a_simulation_does_not_confirm_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unconfirmed_expected_seconds_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the fault is in the planner itself: the rule's own answers are right."""
     right = anyk.strategies.Rounds.facts.fget  # type: ignore[attr-defined]
 
