@@ -184,7 +184,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", list(BROKEN))
-def test_a_broken_plug_in_gives_one_sentence_with_its_distribution(name: str, install: Install) -> None:
+def test_a_broken_plug_in_gives_a_sentence_with_its_distribution(name: str, install: Install) -> None:
     text, reason = BROKEN[name]
     install("anyk-broken", {"broken_rules.py": text}, rules="broken_rules")
     assert str(anyk.strategy("uncoded:wait=count:number=2", workers=4).spec) == "uncoded:wait=2"  # it is anyk's own
@@ -263,7 +263,7 @@ def test_a_folder_in_which_anyk_is_started_brings_no_plug_ins(
         assert "quorum_rules" not in sys.modules
 
 
-def test_a_file_in_the_current_folder_does_not_stand_in_for_a_plug_in(install: Install, monkeypatch: Any) -> None:
+def test_a_file_in_the_current_folder_is_no_plug_in(install: Install, monkeypatch: Any) -> None:
     site = install("anyk-quorum", {"quorum_rules.py": RULE}, quorum="quorum_rules")
     install("anyk-hello", {"hello_command.py": HELLO}, group="anyk.commands", hello="hello_command:hello")
     for name in ("quorum_rules.py", "hello_command.py"):
@@ -371,7 +371,7 @@ def test_a_changed_file_in_a_package_is_noticed(install: Install) -> None:
     assert shown.exit_code == 2 and "has changed since the run 'run' began" in " ".join(shown.output.split())
 
 
-def test_a_run_with_a_plug_in_file_is_not_continued_with_a_distribution(install: Install, tmp_path: Path) -> None:
+def test_a_run_with_a_plug_in_file_refuses_a_distribution(install: Install, tmp_path: Path) -> None:
     """The same name, but other code, which was not there when the run began."""
     (tmp_path / "rules.py").write_text(RULE)
     words = ["train", "--plugin", "rules.py", "--strategy", "uncoded:wait=quorum:least=3", *SIMULATED]
