@@ -30,12 +30,11 @@ IMPORTS = {
     "optimizers/library_classes.py": "optimisers that the user names",
     "optimizers/torch_optimizers.py": "PyTorch",
     "optimizers/torch_groups.py": "PyTorch",
-    "papers/__init__.py": "figures of anyk itself",
     "problems/data/built_in.py": "packages that data sets need",
     "testing/__init__.py": "names of anyk itself",
     "views/exports/log_tables.py": "packages that formats need",
 }
-RUNS = {"decompile/source.py": "source that it has just written itself", "named.py": "code that the user names"}
+RUNS = {"named.py": "code that the user names"}
 UNPICKLING = {"load", "loads", "Unpickler"}
 PICKLES = {"pickle", "cloudpickle", "marshal", "shelve", "joblib", "dill", "torch"}
 IMPORTING = {"import_module", "__import__", "spec_from_file_location", "run_path", "run_module"}
