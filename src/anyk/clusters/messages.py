@@ -403,7 +403,7 @@ class Messages:
     def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]], part: slice = WHOLE) -> Floats:
         """Return the weighted sum of messages, ``terms`` of (partitions, vector, weight), added in order; float64.
 
-        With ``blocks`` a weight is a list of ``blocks`` numbers. ``part``: those to add up; the sum of each does
+        With ``blocks`` a weight is a list of ``blocks`` numbers. ``part``: the coordinates to add up; sums do
         not depend on it. Several threads may call this method at the same time.
         """
         first, last, _ = part.indices(self.partitions.dimension)
