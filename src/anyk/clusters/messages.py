@@ -281,20 +281,20 @@ class Messages:
         ids = chunk.partitions
         return [ids] if self._together and len(ids) > 1 else [(j,) for j in ids]
 
-    def gradient(self, group: tuple[int, ...], w: Vector, chunk: Chunk, version: int) -> Vector:
+    def gradient(self, part: tuple[int, ...], w: Vector, chunk: Chunk, version: int) -> Vector:
         """Return the gradient of a group of partitions that are computed together, on the coordinates they touch."""
-        if len(group) == 1:
-            return self.partial_gradient(group[0], w, chunk, version)
-        piece = self._pieces.get(group)
+        if len(part) == 1:
+            return self.partial_gradient(part[0], w, chunk, version)
+        piece = self._pieces.get(part)
         if piece is None:
             if sum(map(len, self._pieces)) > len(self.partitions.sizes):  # a piece takes the memory of its data
                 self._pieces.clear()
             partitions: Any = self.partitions
-            merged = partitions.piece(group[0], group[-1])
+            merged = partitions.piece(part[0], part[-1])
             merged.load((0,))
-            piece = self._pieces[group] = Messages(merged, seed=self._seed, first=group[0])
-        gradient = piece.partial_gradient(0, w, chunk._replace(batch=chunk.batch * len(group)), version)
-        support = self.support(group)
+            piece = self._pieces[part] = Messages(merged, seed=self._seed, first=part[0])
+        gradient = piece.partial_gradient(0, w, chunk._replace(batch=chunk.batch * len(part)), version)
+        support = self.support(part)
         return gradient if support is None or gradient.size == support.size else gradient[support]
 
     def partial_gradient(self, partition: int, w: Vector, chunk: Chunk | None = None, version: int = 0) -> Vector:
@@ -400,13 +400,13 @@ class Messages:
         restricted = direction[: message.size] if support is None else direction[support]
         return float(restricted @ message.astype(np.float64, copy=False))
 
-    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]], coordinates: slice = WHOLE) -> Floats:
+    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]], part: slice = WHOLE) -> Floats:
         """Return the weighted sum of messages, ``terms`` of (partitions, vector, weight), added in order; float64.
 
-        With ``blocks`` a weight is a list of ``blocks`` numbers. ``coordinates``: those to add up; the sum of each does
+        With ``blocks`` a weight is a list of ``blocks`` numbers. ``part``: the coordinates to add up; sums do
         not depend on it. Several threads may call this method at the same time.
         """
-        first, last, _ = coordinates.indices(self.partitions.dimension)
+        first, last, _ = part.indices(self.partitions.dimension)
         total = np.full(last - first, NO_GRADIENT)
         for ids, message, weight in terms:
             if self.blocks > 1:
@@ -417,7 +417,7 @@ class Messages:
                 continue
             support = self.support(ids)
             if support is None:
-                message = message[coordinates]
+                message = message[part]
             elif last - first < self.partitions.dimension:
                 a, b = np.searchsorted(support, (first, last))
                 support, message = support[a:b] - first, message[a:b]

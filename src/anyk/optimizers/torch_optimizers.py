@@ -218,8 +218,7 @@ class TorchOptimizer(Optimizer):
             return
         yield stepper.step
         if first:
-            for key in [key for key in state if key.partition(".")[0] in map(str, stepper.skipped)]:
-                del state[key]
+            stepper.drop_skipped()
 
     def _unfilled(self, w: Vector, groups: Groups) -> State:
         """Return the state after a first step of a tiny model, with uninitialised vectors of the model's own shapes."""

@@ -71,6 +71,11 @@ class SliceStepper:
             elif not np.may_share_memory(array, state[key]):
                 state[key][:] = array
 
+    def drop_skipped(self) -> None:
+        """Drop the state of parameters that had no gradient."""
+        for key in [key for key in self._state if key.partition(".")[0] in map(str, self.skipped)]:
+            del self._state[key]
+
     def _pieces_in(self, start: int, stop: int, gradient: Vector) -> _Pieces:
         """Return the pieces of parameters between two coordinates, but for parameters without a gradient."""
         ends, tensor_of, out = self._ends, self._tensor_of, self._out

@@ -35,9 +35,6 @@ class Workforce(Cluster, Generic[H]):
 
     patience = 20
     patience_at_start = 300.0  # seconds that workers may take to start and to load their partitions
-    fewest: int  # workers with which a run starts
-    losses: Losses
-    _tasks: OpenTasks
 
     def __init__(self, options: ClusterOptions, handle: type[H]) -> None:
         super().__init__(options)
@@ -48,6 +45,10 @@ class Workforce(Cluster, Generic[H]):
         self._leaving: dict[int, float] = {}  # time on the run's clock at which a worker is ended, by worker
         self._drained: set[int] = set()  # workers that are to stay away
         self._start = time.monotonic()
+        # set by open(): the number of workers with which a run starts, and its evaluation and tasks
+        self.fewest: int
+        self.losses: Losses
+        self._tasks: OpenTasks
 
     # --------------------------------------------------------------------------------------- what a cluster implements
 
