@@ -28,7 +28,7 @@ GIVEN = {
 }
 NUMBERS = re.compile(rf"(int|float|{'|'.join(RANGES)}|Annotated\[(int|float), .*\])( \| None)?")
 INTERNAL = {"DelayStream", "Durations", "LinearPartitions", "Messages", "TorchPartitions", "Decoding", "Selection",
-            "Fit", "InFlight", "Outage", "Waiting"}  # fmt: skip
+            "Fit", "InFlight", "KnownRounds", "Outage", "Scaling", "TimeTable", "Tolerance", "Waiting"}  # fmt: skip
 
 
 def test_a_misspelt_argument_is_answered_with_the_nearest():
