@@ -82,7 +82,8 @@ def test_train_show_resume_replay(tmp_path):
 LISTED = {
     "strategies": "async", "codes": "frc", "delays": "pareto", "data": "amazon", "models": "two-layer",
     "optimizers": "adamw", "schedules": "inverse", "clusters": "ray", "compressors": "top-k",
-    "callbacks": "early-stopping", "graphs": "one-peer",
+    "callbacks": "early-stopping", "graphs": "one-peer", "wait-rules": "deadline", "records": "npz",
+    "exporters": "perfetto",
 }  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def test_all_kinds_are_listed_and_others_are_refused_by_name():
     assert {entry["name"] for entry in json.loads(run("list", "--json", "-").stdout)} == set(LISTED)
     for words, sentence in (
         (["cluster"], "no kind 'cluster'; did you mean 'clusters'?"),
-        (["things"], "kinds: strategies, codes, "),
+        (["things"], "kinds: strategies, wait-rules, codes, "),
         (["delays", "--workers", "3"], "are for 'anyk list codes'"),
         (["codes", "--stragglers", "3"], "--stragglers 3 needs --workers"),
     ):

@@ -161,7 +161,7 @@ def test_a_report_arrives_as_it_was_sent(text: str) -> None:
     rank = Rank(SimpleNamespace(Irecv=lambda buffer, **_: buffer), 1)
     for sent, vector in ((report, np.zeros(3, np.float32)), (report._replace(text=""), None)):
         sends = mock.Mock()
-        _RankWorker(None, sends, 7, 0, None, [], []).transmit(sent, vector)
+        _RankWorker(None, sends, 7, worker=0, setup=None, shipped=[], assigned=[]).transmit(sent, vector)
         line = sends.call_args_list[0].args[2]
         assert len(line) <= LONGEST
         rank._buffer[: len(line)] = line

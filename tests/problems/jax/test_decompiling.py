@@ -97,7 +97,7 @@ def test_a_text_that_is_not_the_drivers_is_not_run() -> None:
 
 def test_the_source_can_be_read() -> None:
     text = problem(workers="numpy").source(16).text
-    assert "np.tanh" in text and "jax" not in text
+    assert "np.tanh" in text and "import jax" not in text
     with pytest.raises(anyk.BadInput, match="workers must be jax or numpy, got 'torch'"):
         problem(workers="torch")
     with pytest.raises(anyk.BadInput, match="batch must be a whole number of at least 0, got -1"):

@@ -244,10 +244,10 @@ class TorchProblem(NetworkProblem):
         self._given_loss, self._given_mean = loss, mean
         self._given_reduction = getattr(loss, "reduction", None)
         self._made_modes = [part.training for part in module.modules()]
-        self._made_with = self._numbers_of(twin)
         ignored = ignored_target(loss)
         parameters = trainable_parameters(twin)
         self.dtype = dtype_of(parameters)
+        self._made_with = self._numbers_of(twin)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = checked_l2(l2)
