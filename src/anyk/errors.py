@@ -69,7 +69,7 @@ class MissingPackage(BadInput):
 
 @contextmanager
 def needing(package: str, origin: str, purpose: str) -> Iterator[None]:
-    """Raise :class:`MissingPackage`, which see, if an import in the block fails."""
+    """Raise :class:`MissingPackage`, with these arguments, if an import in the block fails."""
     try:
         yield
     except ImportError:

@@ -39,7 +39,8 @@ from anyk.problems import (
     likeliest_class,
     row_weights,
 )
-from anyk.runs.api import USUAL, Callback, Evaluate, Run, StepInfo, StopRun, check_callbacks, check_has_default, train
+from anyk.runs import Evaluate, Run, train
+from anyk.runs.api import USUAL, Callback, StepInfo, StopRun, check_callbacks, check_has_default
 
 _CALM = 3  # consecutive steps that must change little, as momentum stands still for a moment where it turns
 

@@ -18,7 +18,7 @@ from anyk.strategies import strategy as build_strategy
 if TYPE_CHECKING:
     import torch
 
-    from anyk.runs.api import Step
+    from anyk.runs import Step
 
 
 class _Limit(Exception):

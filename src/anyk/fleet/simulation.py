@@ -15,8 +15,8 @@ from anyk.clusters import Simulated
 from anyk.delays import Communication, DelayModel, Table
 from anyk.errors import BadInput
 from anyk.protocol import Pace, Strategy
-from anyk.runs import Driver, session
-from anyk.runs.api import RunLog, finished_works, mean_update, works
+from anyk.runs import Driver, RunLog, session
+from anyk.runs.api import finished_works, mean_update, works
 from anyk.strategies import strategy as build_strategy
 
 _BATCHES = 20  # of updates, whose means give the standard error

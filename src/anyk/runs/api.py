@@ -1,7 +1,7 @@
-"""What the annexes of the package use of runs: the one door to their settings, logs, folders and checkpoints.
+"""The door to the rooms of runs: names of their settings, logs, folders and checkpoints that annexes use.
 
-Fleets, views, callbacks, the command line and the suites import runs from here or from :mod:`anyk.runs`, never from
-its rooms ``engine``, ``evaluation``, ``folder``, ``log`` and ``races``; the import contract keeps it so.
+Fleets, views, callbacks, the command line and the suites import from here, or from :mod:`anyk.runs`, never from the
+rooms ``engine``, ``evaluation``, ``folder``, ``log`` and ``races``; the import contract keeps it so.
 """
 
 from anyk.runs.callbacks import (
@@ -15,8 +15,8 @@ from anyk.runs.callbacks import (
     check_callbacks,
 )
 from anyk.runs.cluster_speed import ClusterSpeed, cluster_speed
-from anyk.runs.defaults import check_has_default, usual_optimizer
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluation, read_evaluate
+from anyk.runs.defaults import check_has_default
+from anyk.runs.evaluation.evaluate import USUAL, check_evaluation, read_evaluate
 from anyk.runs.floor import SHOWN_FROM
 from anyk.runs.folder.checkpoints import NAME as CHECKPOINT_FILE
 from anyk.runs.folder.checkpoints import load as load_checkpoint
@@ -47,15 +47,13 @@ from anyk.runs.log.queries import (
     waits_of_steps,
     works,
 )
-from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import ASSUMED, DIFFERENT
 from anyk.runs.races.race import charged, racers
 from anyk.runs.races.race_folder import NAME as RACE_FILE
 from anyk.runs.races.race_folder import read_race, run_folders
 from anyk.runs.races.speedups import finite_values
-from anyk.runs.run import Run, setup
-from anyk.runs.stepping import Step
-from anyk.runs.training import combine, train
+from anyk.runs.run import setup
+from anyk.runs.training import combine
 
 __all__ = [
     "ASSUMED",
@@ -68,7 +66,6 @@ __all__ = [
     "Count",
     "DIFFERENT",
     "Estimate",
-    "Evaluate",
     "EvaluationInfo",
     "FATES",
     "LATE",
@@ -85,16 +82,13 @@ __all__ = [
     "RUN_FILE",
     "Rebuilt",
     "Recipe",
-    "Run",
     "RunConfig",
     "RunInfo",
-    "RunLog",
     "SHOWN_FROM",
     "SPARE",
     "STEPS",
     "SharedConfig",
     "Source",
-    "Step",
     "StepInfo",
     "StopRun",
     "Today",
@@ -139,10 +133,8 @@ __all__ = [
     "run_folders",
     "setup",
     "task_seconds",
-    "train",
     "transfers",
     "used_works",
-    "usual_optimizer",
     "waits_of_steps",
     "with_callbacks",
     "with_plugins",

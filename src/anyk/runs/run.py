@@ -16,7 +16,7 @@ import numpy as np
 from anyk import html
 from anyk.arrays import Array, Vector, Vectors
 from anyk.checks import typed, whole
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, MissingPackage, outside
 from anyk.plain import ByName
 from anyk.problems.data.new_rows import read_rows
 from anyk.problems.predicting import Coefficients, Predictor
@@ -115,10 +115,6 @@ class Results:
     def notes(self) -> list[ByName]:
         """The log's notes, with ``time``, ``kind`` and ``text``: lost workers, unused messages, why the run stopped."""
         return queries.notes(self.log)
-
-
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, RuntimeWarning, stacklevel=5)  # of the caller of predict
 
 
 class Run(Results, AbstractContextManager["Run"]):
@@ -425,3 +421,7 @@ def setup(config: SharedConfig) -> ByName:
         "seed": config.seed,
         "environment": config.environment or None if isinstance(config, RunConfig) else None,
     }
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, RuntimeWarning, stacklevel=outside())

@@ -31,8 +31,8 @@ from anyk.protocol import (
     RequestMessage,
     Task,
 )
-from anyk.runs import Driver, Evaluate, session, train
-from anyk.runs.api import EvaluationInfo, RunLog, decisions, log_columns
+from anyk.runs import Driver, Evaluate, RunLog, session, train
+from anyk.runs.api import EvaluationInfo, decisions, log_columns
 from anyk.strategies import strategy as build
 from anyk.testing.problems import Squares
 from anyk.testing.toy import Toy

@@ -9,8 +9,8 @@ from anyk import keyed
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
 from anyk.protocol import Strategy
-from anyk.runs import Driver, session
-from anyk.runs.api import RunLog, decisions, log_columns
+from anyk.runs import Driver, RunLog, session
+from anyk.runs.api import decisions, log_columns
 from anyk.testing.hostile import explained, hostile
 
 _EVENTS = 8  # of a hostile schedule, for each step asked for

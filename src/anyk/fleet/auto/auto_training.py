@@ -27,12 +27,11 @@ from anyk.optimizers import Optimizer, Schedule
 from anyk.plain import values_of
 from anyk.problems import Problem, Tell
 from anyk.protocol import shares_computed
-from anyk.runs import Run, usual_optimizer
+from anyk.runs import Evaluate, Run, usual_optimizer
 from anyk.runs.api import (
     LIMIT,
     STEPS,
     USUAL,
-    Evaluate,
     Limits,
     Rebuilt,
     check_callbacks,
@@ -210,7 +209,7 @@ def train_auto(
         max_load=max_load,
         record=record is not None,
     )
-    config = replace(config, cluster=cluster)
+    config = replace(config, cluster=cluster)  # as it was asked for: each run builds its own
     folder = None if out is None else Path(out)
     parts = Parts(
         config=config,

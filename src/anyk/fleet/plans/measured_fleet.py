@@ -23,7 +23,8 @@ from anyk.fleet.records.record_sources import Readable
 from anyk.fleet.simulation import drive, for_jobs
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.protocol import Strategy, shares_computed
-from anyk.runs.api import RunLog, mean_update, newest_versions, transfers, used_works, works
+from anyk.runs import RunLog
+from anyk.runs.api import mean_update, newest_versions, transfers, used_works, works
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 

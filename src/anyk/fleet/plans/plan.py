@@ -28,8 +28,8 @@ from anyk.optimizers import split_rate
 from anyk.plain import ByName, to_plain, values_of
 from anyk.problems import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, models_trained
-from anyk.runs import Promise, Run
-from anyk.runs.api import USUAL, Evaluate, Limits, Source, Today, check_limits, read_evaluate
+from anyk.runs import Evaluate, Promise, Run
+from anyk.runs.api import USUAL, Limits, Source, Today, check_limits, read_evaluate
 from anyk.strategies import strategy as build_strategy
 
 LEAST_ROUNDS = 5  # of a record, in which all workers were measured

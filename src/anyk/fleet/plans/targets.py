@@ -19,8 +19,8 @@ from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize
 from anyk.optimizers import Optimizer, Schedule
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import Problem, Tell
-from anyk.runs import train
-from anyk.runs.api import LIMIT, Evaluate, usual_optimizer
+from anyk.runs import Evaluate, train, usual_optimizer
+from anyk.runs.api import LIMIT
 
 SEEDS = 5  # number of seeds with which arrivals are measured, besides the seed with which strategies are chosen
 _CONTESTANTS = 30  # largest number of contestants

@@ -209,7 +209,7 @@ def race(
         runs=names,
         seeds=seeds,
     )
-    config = replace(config, cluster=cluster)
+    config = replace(config, cluster=cluster)  # as it was asked for: each run builds its own
     folder = None if out is None else Path(out)
     if folder is not None:
         config = replace(config, digests=digests_of(trained, fleet, config))
