@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Array, Vector, lacks_gradient
+from anyk.arrays import Array, Vector
 from anyk.checks import AtLeastOne, check
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
@@ -22,18 +22,6 @@ from anyk.errors import BadInput, RunFailed, outside
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
-from anyk.problems.torch.hooks import set_gradients
-from anyk.problems.torch.module_partitions import dtype_of, pieces_of
-from anyk.problems.torch.network import (
-    copy_array,
-    is_norm,
-    kept_tensor,
-    kept_tensors,
-    parts_of,
-    renewed_norms,
-    trainable_parameters,
-)
-from anyk.problems.values import Values
 from anyk.problems.watch import is_glanced_at
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
@@ -43,24 +31,13 @@ from anyk.runs.engine.driver import Driver
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.folder.config import NAME, read_config
 from anyk.runs.log.receipts import Receipt, receipt_after, receipt_of_step
+from anyk.runs.loop_module import LoopModule, matching
 from anyk.runs.run import Run
 from anyk.runs.training import resume, train
 from anyk.strategies import strategy as build_strategy
 
 if TYPE_CHECKING:
     import torch
-
-
-_COMPARED = 256  # numbers of a buffer that are compared after each step
-_IDLE = 3  # steps without a change of the model, from which on the user is warned
-_UNCHANGED = (
-    "no step of this loop has changed a parameter of the module: its optimiser does not step, is one of other "
-    "parameters or has a learning rate of 0, or zero_grad() erases the gradient before it steps"
-)
-_LOST = (
-    "{lost} gradients before this step were used by no step of an optimiser: each round writes a new gradient, and "
-    "adds nothing to the last one; accumulate=4 gives the loop the mean gradient of 4 rounds"
-)
 
 
 @dataclass
@@ -188,7 +165,6 @@ class SteppedRounds:
     _started: bool = False
     _run: Run | None = None
     _error: BaseException | None = None
-    _parameters: list[Any] = field(default_factory=list)  # the module's, that are trained
     evaluates: bool = False  # whether an optimiser evaluates a closure, which need not change the model each time
 
     @property
@@ -204,107 +180,53 @@ class SteppedRounds:
         if self._started:
             raise BadInput("rounds can be iterated only once; create new ones: anyk.rounds(…), with a new cluster")
         self._started = True
-        check_unchanged = abilities_of(self._problem).check_unchanged
-        if check_unchanged is not None:
-            remarks = check_unchanged(begins=self._resumed is None)
-            for remark in remarks if self._into is None else ():  # the loop's module is what it begins with
-                warnings.warn(remark, RuntimeWarning, stacklevel=outside())
-        statistics = kept = watched = None
+        self._check_unchanged()
+        module = None
         if self._into is not None:
-            self._parameters = trainable_parameters(self._into)
-            watched = _WatchedSteps(self._parameters)
-            statistics = _Statistics(self._into, self._problem)
-            kept = _KeptTensors.of(self._into, self._problem)
-        if kept is not None:
-            self._loop.kept = kept.changes({})
+            resumed = self._resumed is not None
+            module = LoopModule(self._into, self._problem, lambda: self._carried.arrays, resumed=resumed)
+            self._loop.kept = module.first_changes()
         make_watch = abilities_of(self._problem).watch_code
         watch = None if make_watch is None else make_watch()
         # a daemon, so that a script may end in the middle of its loop; workers end with the driver
         thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
         thread.start()
+        said = self._resumed is None
         try:
-            first = self._resumed is not None
-            said = not first
-            # the number of steps without a change of the model; None after a change
-            idle = 0 if not first and self._into is not None else None
-            lost = 0  # gradients in a row that no step has used
             while (step := self._steps.get()) is not None:
                 if not said:
                     said = True
                     self._say_where(step.number)
-                if self._into is not None:
-                    self._check_frozen()
+                if module is not None:
+                    module.check_frozen()
                 if watch is not None:
-                    if _is_power_of_two(step.number) or step.number + 1 == self._last:
+                    if step.number.bit_count() == 1 or step.number + 1 == self._last:
                         watch.check()
                     elif is_glanced_at(step.number):
                         watch.glance()
-                if self._into is not None:
-                    if first:
-                        _put_model(self._parameters, step.model)
-                        if kept is not None:
-                            kept.restore(self._carried.arrays)
-                        first = False
-                    self._set_gradients(step.gradient)
-                    before = step.model.copy()  # the body may change it in place
-                    nonzero = bool(step.gradient.any())  # zero_grad() may change it in place
-                    counted = 0 if watched is None else watched.steps
+                if module is not None:
+                    module.begin_step(step.model, step.gradient)
                 try:
                     yield step
                 finally:  # the step at which the loop is left counts
-                    if self._into is not None:
-                        step.model = _vector(self._parameters)
-                        if kept is not None:
-                            step._kept = kept.changes(self._carried.arrays, check=_is_power_of_two(step.number + 1))
-                        unused = (watched is None or watched.steps == counted) and np.array_equal(before, step.model)
-                        if idle is not None:
-                            idle = idle + nonzero if np.array_equal(before, step.model) else None
-                        if lost and not unused:
-                            warnings.warn(_LOST.format(lost=lost), RuntimeWarning, stacklevel=outside())
-                        lost = lost + nonzero if unused and not self.evaluates else 0
+                    if module is not None:
+                        step.model, step._kept = module.end_step(step.number, evaluates=self.evaluates)
                 self._ends.put(None)
         finally:
             self._loop.over = True
             self._ends.put(None)
             thread.join()
-            if first and self._into is not None and self._run is not None:  # the resumed run had no step left
-                _put_model(self._parameters, self._run.model)
-            if watched is not None:
-                watched.close()
-            if statistics is not None:
-                statistics.close()
-            if idle is not None and idle >= _IDLE and self._error is None:
-                warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=outside())
+            if module is not None:
+                module.close(None if self._run is None else self._run.model, failed=self._error is not None)
         if self._error is not None:
             raise self._error
 
-    def _set_gradients(self, gradient: Vector) -> None:
-        """Give the module's parameters their gradients as torch does, so that it calls their hooks."""
-        unused = abilities_of(self._problem).unused_parameters
-        with_gradient = []
-        for place, (parameter, piece) in enumerate(_pieces(self._parameters, gradient)):
-            parameter.grad = None
-            if parameter.requires_grad and not lacks_gradient(piece.numpy(), unused=place in unused):
-                with_gradient.append((parameter, piece.to(parameter.device)))
-        set_gradients(*zip(*with_gradient, strict=True))
-
-    def _check_frozen(self) -> None:
-        """Raise if the loop trains a parameter that was frozen or another one when it began."""
-        own = set(map(id, self._parameters))
-        parameters = dict(self._into.named_parameters())
-        replaced = len(own - set(map(id, parameters.values())))
-        for name, parameter in parameters.items():
-            if parameter.requires_grad and id(parameter) not in own:
-                if replaced:
-                    raise BadInput(
-                        f"parameter '{name}' is another object than when the loop began, and what the loop trains are "
-                        "those of then: write into them under torch.no_grad(), or begin a loop with the new module"
-                    )
-                raise BadInput(
-                    f"parameter '{name}' was frozen when the loop began, so that workers compute no gradient for it; "
-                    "make the problem while it is trainable, and freeze it before the first step (in the loop's body "
-                    "parameters may be frozen, and trained again)"
-                )
+    def _check_unchanged(self) -> None:
+        """Refuse a problem whose copies of the user's objects are out of date, and say what else may be."""
+        check_unchanged = abilities_of(self._problem).check_unchanged
+        remarks = [] if check_unchanged is None else check_unchanged(begins=self._resumed is None)
+        for remark in remarks if self._into is None else ():  # the loop's module is what it begins with
+            warnings.warn(remark, RuntimeWarning, stacklevel=outside())
 
     def _say_where(self, number: int) -> None:
         """Report on standard error where a resumed loop continues."""
@@ -367,160 +289,6 @@ class SteppedRounds:
             self._error = error
         finally:
             self._steps.put(None)
-
-
-def _is_power_of_two(number: int) -> bool:
-    return number.bit_count() == 1
-
-
-class _KeptTensors:
-    """The frozen parameters and buffers of a loop's module, which travel to the workers when the loop renews them."""
-
-    def __init__(self, module: torch.nn.Module, values: Values, norms: Sequence[str]) -> None:
-        self._module, self._values = module, values
-        self._first = len(values.initial.arrays) - len(values.kept)
-        tensors = list(kept_tensors(module, norms).values())
-        self._forms = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        if [shape for shape, _ in self._forms] != [array.shape for array in values.initial.arrays[self._first :]]:
-            raise BadInput(
-                "the module's frozen parameters and buffers are not those of the problem's module; make the problem of "
-                "this module"
-            )
-        # the tensors of the last call are kept alive: the memory of another one may have the same address
-        self._seen: list[tuple[Any, Any]] = [(None, None)] * len(tensors)
-
-    @classmethod
-    def of(cls, module: torch.nn.Module, problem: Problem) -> _KeptTensors | None:
-        """Return the tensors, None if there are none."""
-        values = abilities_of(problem).changing_values
-        kept = None if values is None else cls(module, values, abilities_of(problem).moving_norms)
-        return kept if kept is not None and kept._forms else None
-
-    def _tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the tensors that the module has now: the loop may have assigned others to their names."""
-        for name, (shape, dtype) in zip(self._values.kept, self._forms, strict=True):
-            tensor = kept_tensor(self._module, name)
-            if tensor is None or (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
-                now = "is missing" if tensor is None else f"is {tensor.dtype} {tuple(tensor.shape)}"
-                raise BadInput(
-                    f"{name} of the module was {dtype} {shape} when the loop began and {now} now; what travels to the "
-                    "workers keeps its shape and type"
-                )
-            yield tensor
-
-    def changes(self, sent: Mapping[int, Array], *, check: bool = False) -> dict[int, Array]:
-        """Return the tensors that were renewed since the last call, by their places among all arrays.
-
-        Torch counts changes in place, except through ``.data``; so a sample of the numbers is compared as well.
-        ``sent``: the arrays that workers have, if not the initial ones. ``check``: compare all numbers, and raise
-        :class:`~anyk.errors.BadInput` if a tensor has changed without being noticed.
-        """
-        changes: dict[int, Array] = {}
-        for place, tensor in enumerate(self._tensors(), self._first):
-            mark = _mark_of(tensor)
-            last, last_mark = self._seen[place - self._first]
-            same = tensor is last and mark == last_mark
-            self._seen[place - self._first] = tensor, mark
-            if same and not check:
-                continue
-            array = Values.plain({"": tensor})[""]
-            there = sent.get(place, self._values.initial.arrays[place])
-            if array.tobytes() == there.tobytes():
-                continue
-            if same:
-                raise BadInput(
-                    f"{self._values.array_name(place)} of the module has changed through .data, which went unnoticed: "
-                    "change it by its own methods under torch.no_grad(), so that it travels to the workers"
-                )
-            changes[place] = array
-        return changes
-
-    def restore(self, sent: Mapping[int, Array]) -> None:
-        """Set the tensors to the arrays that workers have."""
-        for place, tensor in enumerate(self._tensors(), self._first):
-            if place in sent:
-                copy_array(sent[place], tensor.detach())
-
-
-def _mark_of(tensor: torch.Tensor) -> Any:
-    """Return the number of torch's changes to a tensor, and some of its numbers."""
-    flat = tensor.detach().reshape(-1)
-    sample = flat[:: max(1, flat.numel() // _COMPARED)]
-    return tensor._version, tensor.data_ptr(), Values.plain({"": sample})[""].tobytes()
-
-
-class _Buffers(dict[str, Any]):
-    """The buffers of a module, computed before they are read; a copy is a plain dictionary."""
-
-    def __init__(self, buffers: Mapping[str, Any], compute: Callable[[], None]) -> None:
-        super().__init__(buffers)
-        self._compute = compute
-
-    def __getitem__(self, name: str) -> Any:
-        self._compute()
-        return super().__getitem__(name)
-
-    def items(self) -> Any:
-        self._compute()
-        return super().items()
-
-    def values(self) -> Any:
-        self._compute()
-        return super().values()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self.items()),)
-
-    def copy(self) -> dict[str, Any]:
-        return dict(self.items())
-
-
-class _Statistics:
-    """Computes the running statistics of batch norms in the module whose parameters a loop changes.
-
-    Workers do not compute them, and they take a pass over the training data. So they are computed only when they are
-    read, by whatever means, and at the end of the loop. In a copy of the module the instance of this class has no
-    module and does nothing.
-    """
-
-    def __init__(self, module: torch.nn.Module | None = None, problem: Any = None) -> None:
-        self._module, self._problem = module, problem
-        self._parameters = [] if module is None else trainable_parameters(module)
-        self._computed: tuple[Vector, Sequence[torch.nn.Module]] | None = None
-        self._names = () if module is None else abilities_of(problem).moving_norms
-        self._norms = [] if module is None else parts_of(module, self._names)
-        # torch.compile reads buffers without asking their dictionary
-        self._hooks = [norm.register_forward_pre_hook(self._before_forward) for norm in self._norms]
-        for norm in self._norms:
-            norm._buffers = _Buffers(norm._buffers, self._compute)
-
-    def _before_forward(self, norm: torch.nn.Module, _: Any) -> None:
-        if not norm.training:
-            self._compute()
-
-    def _compute(self, *_: Any) -> None:
-        if self._module is None or not self._norms:
-            return
-        w = _vector(self._parameters)
-        if self._computed is None or not np.array_equal(self._computed[0], w):
-            self._computed = w, parts_of(self._problem.module_at(w), self._names)
-        for norm, computed in zip(self._norms, self._computed[1], strict=True):
-            for name, value in computed._buffers.items():
-                dict.__getitem__(norm._buffers, name).copy_(value)
-
-    def close(self) -> None:
-        """Compute the statistics of the final parameters, and remove the hooks."""
-        try:
-            self._compute()
-        finally:
-            for hook in self._hooks:
-                hook.remove()
-            for norm in self._norms:
-                norm._buffers = dict(dict.items(norm._buffers))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        self._compute()
-        return _Statistics, ()
 
 
 @dataclass(eq=False)
@@ -602,7 +370,7 @@ def rounds(
     if len(built.layout.slots) > 1:
         raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models; a custom loop trains one")
     if into is not None:
-        problem = _WithInitial(problem, _matching(into, problem))
+        problem = _WithInitial(problem, matching(into, problem))
     check(accumulate, AtLeastOne, "accumulate")
     if accumulate > 1 and not built.layout.minibatches:
         raise BadInput(
@@ -657,80 +425,3 @@ def _check_same(folder: Path, strategy: Strategy, cluster: Cluster) -> None:
             raise BadInput(
                 f"the run '{folder}' has the {name} '{stored}', the loop '{requested}'; give the same, or another out"
             )
-
-
-def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
-    """Return the module's trainable parameters, shape (d,); raise if they are not the problem's."""
-    if not hasattr(module, "parameters"):
-        raise BadInput(f"into must be a PyTorch module, got {type(module).__name__}")
-    parameters = trainable_parameters(module)
-    dtype, shapes = dtype_of(parameters), [tuple(parameter.shape) for parameter in parameters]
-    w = _vector(parameters)
-    if w.size != problem.dimension:
-        raise BadInput(f"the module has {w.size:,} trainable parameters, the problem {problem.dimension:,}")
-    if abilities_of(problem).shapes not in (None, shapes):
-        raise BadInput("the module's parameters have other shapes than the problem's; make the problem of this module")
-    if dtype != problem.dtype:
-        raise BadInput(f"the module's parameters are {dtype}, the problem's {problem.dtype}; they must be the same")
-    renewed = renewed_norms(module)
-    if renewed and abilities_of(problem).module_at is None:
-        raise BadInput(
-            f"the module has {len(renewed)} batch norms with running statistics, which only a TorchProblem can "
-            "compute; use one, or give them track_running_stats=False"
-        )
-    with_statistics = {name for name, part in module.named_modules() if is_norm(part) and part.running_mean is not None}
-    if not set(abilities_of(problem).moving_norms) <= with_statistics:
-        raise BadInput("the module's batch norms are not the problem's; make the problem of this module")
-    return w
-
-
-def _vector(parameters: Sequence[torch.nn.Parameter]) -> Vector:
-    """Return parameters as a vector, shape (d,)."""
-    w: Vector = np.concatenate([parameter.detach().cpu().numpy().reshape(-1) for parameter in parameters])
-    return w
-
-
-def _pieces(
-    parameters: Sequence[torch.nn.Parameter], vector: Vector
-) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Return the parameters, each with its piece of a vector."""
-    import torch
-
-    pieces = pieces_of(torch.from_numpy(vector), [tuple(parameter.shape) for parameter in parameters])
-    return zip(parameters, pieces, strict=True)
-
-
-def _put_model(parameters: Sequence[torch.nn.Parameter], w: Vector) -> None:
-    for parameter, piece in _pieces(parameters, w.copy()):
-        parameter.detach().copy_(piece)
-
-
-class _WatchedSteps:
-    """Refuses optimisers that compute gradients themselves, while a loop hands them out.
-
-    Also counts the steps of the module's optimisers.
-    """
-
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-        self._own, self.steps = set(map(id, parameters)), 0
-        self._hook = register_optimizer_step_pre_hook(self._before_step)
-
-    def _before_step(self, optimizer: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
-        if not any(id(parameter) in self._own for group in optimizer.param_groups for parameter in group["params"]):
-            return
-        self.steps += 1
-        closures = [*arguments[1:], options.get("closure")]  # the first is the optimiser itself
-        if any(closure is not None and not _is_round(closure) for closure in closures):
-            raise BadInput(
-                f"the closure of {type(optimizer).__name__}.step(closure) computes gradients here, not on the cluster; "
-                "call step() without one, or use anyk.torch.Optimizer, where each evaluation of a closure is a round"
-            )
-
-    def close(self) -> None:
-        self._hook.remove()
-
-
-def _is_round(closure: object) -> bool:
-    return getattr(closure, "is_round", False)

@@ -1,0 +1,362 @@
+"""A PyTorch module in a custom training loop: what it gets of each step, and what of it travels to the workers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyk.arrays import Array, Vector, lacks_gradient
+from anyk.errors import BadInput, outside
+from anyk.problems.base import Problem, abilities_of
+from anyk.problems.torch.hooks import set_gradients
+from anyk.problems.torch.module_partitions import dtype_of, pieces_of
+from anyk.problems.torch.network import (
+    copy_array,
+    is_norm,
+    kept_tensor,
+    kept_tensors,
+    parts_of,
+    renewed_norms,
+    trainable_parameters,
+)
+from anyk.problems.values import Values
+
+if TYPE_CHECKING:
+    import torch
+
+
+_COMPARED = 256  # numbers of a buffer that are compared after each step
+_IDLE = 3  # steps without a change of the model, from which on the user is warned
+_UNCHANGED = (
+    "no step of this loop has changed a parameter of the module: its optimiser does not step, is one of other "
+    "parameters or has a learning rate of 0, or zero_grad() erases the gradient before it steps"
+)
+_LOST = (
+    "{lost} gradients before this step were used by no step of an optimiser: each round writes a new gradient, and "
+    "adds nothing to the last one; accumulate=4 gives the loop the mean gradient of 4 rounds"
+)
+
+
+class LoopModule:
+    """The module whose parameters a loop trains: it takes each step's gradients, and makes the next version.
+
+    ``sent``: returns the arrays that the newest version carries, by their places. ``resumed``: whether the module is
+    first given the model of the run that continues. Warns if the loop's optimiser never steps, or wastes gradients.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, problem: Problem, sent: Callable[[], Mapping[int, Array]], *, resumed: bool
+    ) -> None:
+        self._module, self._problem, self._sent = module, problem, sent
+        self._parameters = trainable_parameters(module)
+        self._watched = _WatchedSteps(self._parameters)
+        self._statistics = _Statistics(module, problem)
+        self._kept = _KeptTensors.of(module, problem)
+        self._to_restore = resumed
+        self._idle = None if resumed else 0  # the number of steps without a change of the model; None after a change
+        self._lost = 0  # gradients in a row that no step has used
+        # of the step that the loop's body is taking: the model, whether there is a gradient, and steps before it
+        self._before: Vector = np.empty(0)
+        self._nonzero = False
+        self._counted = 0
+
+    def first_changes(self) -> dict[int, Array]:
+        """Return the frozen parameters and buffers that are not those of the problem's module."""
+        return {} if self._kept is None else self._kept.changes({})
+
+    def begin_step(self, model: Vector, gradient: Vector) -> None:
+        """Give the module a step's gradient, and before the first of a resumed run its model."""
+        if self._to_restore:
+            _put_model(self._parameters, model)
+            if self._kept is not None:
+                self._kept.restore(self._sent())
+            self._to_restore = False
+        self._set_gradients(gradient)
+        self._before = model.copy()  # the body may change it in place
+        self._nonzero = bool(gradient.any())  # zero_grad() may change it in place
+        self._counted = self._watched.steps
+
+    def end_step(self, number: int, *, evaluates: bool) -> tuple[Vector, dict[int, Array]]:
+        """Return the next version, and the frozen parameters and buffers that were renewed, by their places.
+
+        ``evaluates``: whether an optimiser evaluates a closure, which need not change the model each time.
+        """
+        model = _vector(self._parameters)
+        renewed: dict[int, Array] = {}
+        if self._kept is not None:
+            renewed = self._kept.changes(self._sent(), check=(number + 1).bit_count() == 1)
+        same = np.array_equal(self._before, model)
+        unused = same and self._watched.steps == self._counted
+        if self._idle is not None:
+            self._idle = self._idle + self._nonzero if same else None
+        if self._lost and not unused:
+            warnings.warn(_LOST.format(lost=self._lost), RuntimeWarning, stacklevel=outside())
+        self._lost = self._lost + self._nonzero if unused and not evaluates else 0
+        return model, renewed
+
+    def close(self, final: Vector | None, *, failed: bool) -> None:
+        """End the loop; ``final``: the model of the run, if it has ended well."""
+        if self._to_restore and final is not None:  # the resumed run had no step left
+            _put_model(self._parameters, final)
+        self._watched.close()
+        self._statistics.close()
+        if self._idle is not None and self._idle >= _IDLE and not failed:
+            warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=outside())
+
+    def check_frozen(self) -> None:
+        """Raise if the loop trains a parameter that was frozen or another one when it began."""
+        own = set(map(id, self._parameters))
+        parameters = dict(self._module.named_parameters())
+        replaced = len(own - set(map(id, parameters.values())))
+        for name, parameter in parameters.items():
+            if parameter.requires_grad and id(parameter) not in own:
+                if replaced:
+                    raise BadInput(
+                        f"parameter '{name}' is another object than when the loop began, and what the loop trains are "
+                        "those of then: write into them under torch.no_grad(), or begin a loop with the new module"
+                    )
+                raise BadInput(
+                    f"parameter '{name}' was frozen when the loop began, so that workers compute no gradient for it; "
+                    "make the problem while it is trainable, and freeze it before the first step (in the loop's body "
+                    "parameters may be frozen, and trained again)"
+                )
+
+    def _set_gradients(self, gradient: Vector) -> None:
+        """Give the module's parameters their gradients as torch does, so that it calls their hooks."""
+        unused = abilities_of(self._problem).unused_parameters
+        with_gradient = []
+        for place, (parameter, piece) in enumerate(_pieces(self._parameters, gradient)):
+            parameter.grad = None
+            if parameter.requires_grad and not lacks_gradient(piece.numpy(), unused=place in unused):
+                with_gradient.append((parameter, piece.to(parameter.device)))
+        set_gradients(*zip(*with_gradient, strict=True))
+
+
+class _KeptTensors:
+    """The frozen parameters and buffers of a loop's module, which travel to the workers when the loop renews them."""
+
+    def __init__(self, module: torch.nn.Module, values: Values, norms: Sequence[str]) -> None:
+        self._module, self._values = module, values
+        self._first = len(values.initial.arrays) - len(values.kept)
+        tensors = list(kept_tensors(module, norms).values())
+        self._forms = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        if [shape for shape, _ in self._forms] != [array.shape for array in values.initial.arrays[self._first :]]:
+            raise BadInput(
+                "the module's frozen parameters and buffers are not those of the problem's module; make the problem of "
+                "this module"
+            )
+        # the tensors of the last call are kept alive: the memory of another one may have the same address
+        self._seen: list[tuple[Any, Any]] = [(None, None)] * len(tensors)
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, problem: Problem) -> _KeptTensors | None:
+        """Return the tensors, None if there are none."""
+        values = abilities_of(problem).changing_values
+        kept = None if values is None else cls(module, values, abilities_of(problem).moving_norms)
+        return kept if kept is not None and kept._forms else None
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the tensors that the module has now: the loop may have assigned others to their names."""
+        for name, (shape, dtype) in zip(self._values.kept, self._forms, strict=True):
+            tensor = kept_tensor(self._module, name)
+            if tensor is None or (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
+                now = "is missing" if tensor is None else f"is {tensor.dtype} {tuple(tensor.shape)}"
+                raise BadInput(
+                    f"{name} of the module was {dtype} {shape} when the loop began and {now} now; what travels to the "
+                    "workers keeps its shape and type"
+                )
+            yield tensor
+
+    def changes(self, sent: Mapping[int, Array], *, check: bool = False) -> dict[int, Array]:
+        """Return the tensors that were renewed since the last call, by their places among all arrays.
+
+        Torch counts changes in place, except through ``.data``; so a sample of the numbers is compared as well.
+        ``sent``: the arrays that workers have, if not the initial ones. ``check``: compare all numbers, and raise
+        :class:`~anyk.errors.BadInput` if a tensor has changed without being noticed.
+        """
+        changes: dict[int, Array] = {}
+        for place, tensor in enumerate(self._tensors(), self._first):
+            mark = _mark_of(tensor)
+            last, last_mark = self._seen[place - self._first]
+            same = tensor is last and mark == last_mark
+            self._seen[place - self._first] = tensor, mark
+            if same and not check:
+                continue
+            array = Values.plain({"": tensor})[""]
+            there = sent.get(place, self._values.initial.arrays[place])
+            if array.tobytes() == there.tobytes():
+                continue
+            if same:
+                raise BadInput(
+                    f"{self._values.array_name(place)} of the module has changed through .data, which went unnoticed: "
+                    "change it by its own methods under torch.no_grad(), so that it travels to the workers"
+                )
+            changes[place] = array
+        return changes
+
+    def restore(self, sent: Mapping[int, Array]) -> None:
+        """Set the tensors to the arrays that workers have."""
+        for place, tensor in enumerate(self._tensors(), self._first):
+            if place in sent:
+                copy_array(sent[place], tensor.detach())
+
+
+def _mark_of(tensor: torch.Tensor) -> Any:
+    """Return the number of torch's changes to a tensor, and some of its numbers."""
+    flat = tensor.detach().reshape(-1)
+    sample = flat[:: max(1, flat.numel() // _COMPARED)]
+    return tensor._version, tensor.data_ptr(), Values.plain({"": sample})[""].tobytes()
+
+
+class _Buffers(dict[str, Any]):
+    """The buffers of a module, computed before they are read; a copy is a plain dictionary."""
+
+    def __init__(self, buffers: Mapping[str, Any], compute: Callable[[], None]) -> None:
+        super().__init__(buffers)
+        self._compute = compute
+
+    def __getitem__(self, name: str) -> Any:
+        self._compute()
+        return super().__getitem__(name)
+
+    def items(self) -> Any:
+        self._compute()
+        return super().items()
+
+    def values(self) -> Any:
+        self._compute()
+        return super().values()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self.items()),)
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
+
+
+class _Statistics:
+    """Computes the running statistics of batch norms in the module whose parameters a loop changes.
+
+    Workers do not compute them, and they take a pass over the training data. So they are computed only when they are
+    read, by whatever means, and at the end of the loop. In a copy of the module the instance of this class has no
+    module and does nothing.
+    """
+
+    def __init__(self, module: torch.nn.Module | None = None, problem: Any = None) -> None:
+        self._module, self._problem = module, problem
+        self._parameters = [] if module is None else trainable_parameters(module)
+        self._computed: tuple[Vector, Sequence[torch.nn.Module]] | None = None
+        self._names = () if module is None else abilities_of(problem).moving_norms
+        self._norms = [] if module is None else parts_of(module, self._names)
+        # torch.compile reads buffers without asking their dictionary
+        self._hooks = [norm.register_forward_pre_hook(self._before_forward) for norm in self._norms]
+        for norm in self._norms:
+            norm._buffers = _Buffers(norm._buffers, self._compute)
+
+    def _before_forward(self, norm: torch.nn.Module, _: Any) -> None:
+        if not norm.training:
+            self._compute()
+
+    def _compute(self, *_: Any) -> None:
+        if self._module is None or not self._norms:
+            return
+        w = _vector(self._parameters)
+        if self._computed is None or not np.array_equal(self._computed[0], w):
+            self._computed = w, parts_of(self._problem.module_at(w), self._names)
+        for norm, computed in zip(self._norms, self._computed[1], strict=True):
+            for name, value in computed._buffers.items():
+                dict.__getitem__(norm._buffers, name).copy_(value)
+
+    def close(self) -> None:
+        """Compute the statistics of the final parameters, and remove the hooks."""
+        try:
+            self._compute()
+        finally:
+            for hook in self._hooks:
+                hook.remove()
+            for norm in self._norms:
+                norm._buffers = dict(dict.items(norm._buffers))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._compute()
+        return _Statistics, ()
+
+
+def matching(module: torch.nn.Module, problem: Problem) -> Vector:
+    """Return the module's trainable parameters, shape (d,); raise if they are not the problem's."""
+    if not hasattr(module, "parameters"):
+        raise BadInput(f"into must be a PyTorch module, got {type(module).__name__}")
+    parameters = trainable_parameters(module)
+    dtype, shapes = dtype_of(parameters), [tuple(parameter.shape) for parameter in parameters]
+    w = _vector(parameters)
+    if w.size != problem.dimension:
+        raise BadInput(f"the module has {w.size:,} trainable parameters, the problem {problem.dimension:,}")
+    if abilities_of(problem).shapes not in (None, shapes):
+        raise BadInput("the module's parameters have other shapes than the problem's; make the problem of this module")
+    if dtype != problem.dtype:
+        raise BadInput(f"the module's parameters are {dtype}, the problem's {problem.dtype}; they must be the same")
+    renewed = renewed_norms(module)
+    if renewed and abilities_of(problem).module_at is None:
+        raise BadInput(
+            f"the module has {len(renewed)} batch norms with running statistics, which only a TorchProblem can "
+            "compute; use one, or give them track_running_stats=False"
+        )
+    with_statistics = {name for name, part in module.named_modules() if is_norm(part) and part.running_mean is not None}
+    if not set(abilities_of(problem).moving_norms) <= with_statistics:
+        raise BadInput("the module's batch norms are not the problem's; make the problem of this module")
+    return w
+
+
+def _vector(parameters: Sequence[torch.nn.Parameter]) -> Vector:
+    """Return parameters as a vector, shape (d,)."""
+    w: Vector = np.concatenate([parameter.detach().cpu().numpy().reshape(-1) for parameter in parameters])
+    return w
+
+
+def _pieces(
+    parameters: Sequence[torch.nn.Parameter], vector: Vector
+) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Return the parameters, each with its piece of a vector."""
+    import torch
+
+    pieces = pieces_of(torch.from_numpy(vector), [tuple(parameter.shape) for parameter in parameters])
+    return zip(parameters, pieces, strict=True)
+
+
+def _put_model(parameters: Sequence[torch.nn.Parameter], w: Vector) -> None:
+    for parameter, piece in _pieces(parameters, w.copy()):
+        parameter.detach().copy_(piece)
+
+
+class _WatchedSteps:
+    """Refuses optimisers that compute gradients themselves, while a loop hands them out.
+
+    Also counts the steps of the module's optimisers.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self._own, self.steps = set(map(id, parameters)), 0
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+
+    def _before_step(self, optimizer: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        if not any(id(parameter) in self._own for group in optimizer.param_groups for parameter in group["params"]):
+            return
+        self.steps += 1
+        closures = [*arguments[1:], options.get("closure")]  # the first is the optimiser itself
+        if any(closure is not None and not _is_round(closure) for closure in closures):
+            raise BadInput(
+                f"the closure of {type(optimizer).__name__}.step(closure) computes gradients here, not on the cluster; "
+                "call step() without one, or use anyk.torch.Optimizer, where each evaluation of a closure is a round"
+            )
+
+    def close(self) -> None:
+        self._hook.remove()
+
+
+def _is_round(closure: object) -> bool:
+    return getattr(closure, "is_round", False)
