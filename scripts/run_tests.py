@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {"src/anyk": "tests", "decompile/src/readjax": "decompile/tests", "papers/src/anyk_papers": "papers/tests"}
+EVERYWHERE = (".", "conftest.py", "pyproject.toml", "constraints.txt")  # what all tests depend on
 PAGES = ["tests/test_package.py", "tests/test_doclines.py"]  # they run what pages and examples show
 
 
@@ -33,16 +34,19 @@ def tests_of_module(module: str, tests: str = "tests") -> list[str]:
 
 
 def tests_that_use(helper: str) -> list[str]:
-    """Return the tests that import a module of ``tests`` without tests of its own, or run it as a script."""
+    """Return the tests that import a module without tests of its own, or run it as a script, or else those beside it."""
     stem = re.escape(Path(helper).stem)
     name = re.compile(rf"^\s*(?:from|import) [^#\n]*\b{stem}\b|\b{stem}\.py\b", flags=re.MULTILINE)
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [str(file.relative_to(ROOT)) for file in files if name.search(file.read_text(encoding="utf-8"))]
+    files = [file for tests in SOURCES.values() for file in sorted((ROOT / tests).rglob("test_*.py"))]
+    found = [str(file.relative_to(ROOT)) for file in files if name.search(file.read_text(encoding="utf-8"))]
+    return found or [str(Path(helper).parent)]  # those beside a helper of helpers
 
 
 def tests_of_file(file: str) -> list[str]:
     """Return the tests of a file or folder of the repository; none if no test is about it."""
     path = Path(file)
+    if file in EVERYWHERE:
+        return list(SOURCES.values())
     for source, tests in SOURCES.items():
         if file == source:
             return [tests]
@@ -111,7 +115,8 @@ def main() -> None:
         tests = without_repeats(tests)
         print("tests:", *tests)
     # One more at once than there are cores: tests wait for processes, delays and sockets for a sixth of their time,
-    # which would leave cores idle. Who has no tests left takes some from another, as the last ones are long.
+    # which would leave cores idle. A process without tests left takes
+    # some from another, because the last ones are long.
     workers = str((os.cpu_count() or 2) + 1)
     sys.stdout.flush()
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "worksteal"]

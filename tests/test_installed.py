@@ -350,7 +350,7 @@ def test_a_run_is_not_continued_with_another_plug_in(change: str, install: Insta
     for words in (("resume", "run", "--steps", "5"), ("replay", "run")):
         shown = command(*words)
         assert shown.exit_code == 2 and sentence in " ".join(shown.output.split()), shown.output
-    assert command("show", "run").exit_code == 0  # what is recorded can be read
+    assert command("show", "run").exit_code == 0  # the record can be read
 
 
 def test_a_changed_file_in_a_package_is_noticed(install: Install) -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import anyk
 from anyk.cli import main
-from doclines import lines_of, pages
+from doclines import FILES, lines_of, pages
 from surface import DISTRIBUTIONS, modules
 
 pytestmark = pytest.mark.slow
@@ -135,11 +135,8 @@ def test_the_commands_of_what_one_writes_run(page, tmp_path):
     page_text = page.read_text(encoding="utf-8")
     file = re.search(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", page_text, flags=re.M | re.S)
     (tmp_path / file[1]).write_text(file[2], encoding="utf-8")
-    rows = [f'{{"area": {area}, "rooms": {area % 5}, "y": {3 * area + area % 5}}}' for area in range(40)]
-    (tmp_path / "houses.jsonl").write_text("\n".join(rows), encoding="utf-8")  # which the page on formats reads
-    jobs = [f"{i}\t{'abc'[i % 3]}\t{i}.0\t{1 + i % 4}.5\t0\t0\t0\t0\ttrain" for i in range(60)]
-    head = "Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand"
-    (tmp_path / "jobs.log").write_text("\n".join([head, *jobs]), encoding="utf-8")  # which the page on records reads
+    for name in ("houses.jsonl", "jobs.log"):  # which the pages on formats and on records read
+        (tmp_path / name).write_text(FILES[name], encoding="utf-8")
     lines = re.findall(r"^\$ anyk (.*)$", page_text, flags=re.M)
     assert lines and all(file[1] in line for line in lines)
     for line in lines:
@@ -274,6 +271,10 @@ def test_scripts_find_the_tests_of_a_module_or_file(run_tests):
         assert run_tests.tests_of_name(name) == designs
     assert run_tests.tests_of_name("codes") == run_tests.tests_of_name("src/anyk/codes/__init__.py") == ["tests/codes"]
     assert designs[0] in run_tests.tests_of_name("tests/code_oracles.py")  # which they import
+    assert "decompile/tests/test_texts.py" in run_tests.tests_of_name("decompile/tests/oracle.py")
+    assert run_tests.tests_of_name("tests/world/kernel.py") == ["tests/world"]  # which other helpers import
+    for name in (".", "conftest.py", "pyproject.toml", "constraints.txt"):
+        assert run_tests.tests_of_name(name) == ["tests", "decompile/tests", "papers/tests"]
     assert run_tests.tests_of_name("papers/src/anyk_papers/lab.py") == [
         "papers/tests/test_broken.py",
         "papers/tests/test_gallery.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,12 @@ def test_seconds_of_a_step_are_an_average_over_its_steps(averaging: int) -> None
     found = measure(Lab("x", quick=True), case, 0)
     assert found["closed form"] == pytest.approx(1.715 + 0.2 * averaging, abs=1e-3)
     assert found["simulated"] == pytest.approx(found["closed form"], rel=0.03)
+
+
+@pytest.mark.parametrize(("module", "install"), [("readjax", "./decompile"), ("jax", r"'\.\[jax\]'")])
+def test_an_item_names_what_is_not_installed(
+    module: str, install: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # importing it fails
+    with pytest.raises(BadInput, match=f"jax-decompiler needs {module}.*pip install {install}"):
+        reproduce("jax-decompiler", quick=True, seeds=1, out=tmp_path)

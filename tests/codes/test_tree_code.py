@@ -69,7 +69,7 @@ def test_with_dead_children_weights_add_up_to_one(c: int, s: int) -> None:
         decoding = code.decode_exactly(alive)
         assert np.abs(decoding.weights @ B - 1).max() < 1e-9
         for node in sorted(dead):
-            assert not decoding.weights[[node, *code.children_of(node)]].any()  # who is cut off counts nothing
+            assert not decoding.weights[[node, *code.children_of(node)]].any()  # workers that are cut off count nothing
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,6 @@ NAMES = [
     "s3://bucket/x.parquet", "ssh://203.0.113.9/x.csv", "ftp://203.0.113.9/x.toml", "file:///etc/hostname",
     "//203.0.113.9/share/x.csv", "a\0b", "x" * 5000, "-", "/dev/stdin", "~nobody/x", "../" * 50, "", " ", "٣", "%s{0}",
 ]  # fmt: skip
-REMOTE = ("http://", "https://", "s3://", "ssh://", "ftp://")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What has changed between making a problem and training it is refused by name, or said, where it would not count."""
+"""Changes between making a problem and training it are refused by name, or said where they would not count."""
 
 from __future__ import annotations
 

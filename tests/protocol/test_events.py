@@ -1,4 +1,4 @@
-"""What wait rules, strategies and callbacks see of a round: when replies arrived, and how stale they are."""
+"""The view of a round that wait rules, strategies and callbacks have: times and staleness of replies."""
 
 from __future__ import annotations
 

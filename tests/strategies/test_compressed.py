@@ -1,4 +1,4 @@
-"""What a compressor left out: with which message it stays, and when it is lost."""
+"""The remainder that a compressor left out: with which message it stays, and when it is lost."""
 
 from typing import Any
 

@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import anyk
 from anyk.arrays import Floats
 from anyk.callbacks import Callback
 from anyk.clusters import cluster as build_cluster
@@ -200,9 +200,11 @@ def _to_plain(value: Any) -> Any:
 
 @cache
 def _code_digest() -> str:
-    """Return a digest of the code of anyk and of this package: results of other code are not reused."""
+    """Return a digest of the code of anyk, of readjax and of this package: results of other code are not reused."""
     digest = hashlib.blake2b(digest_size=10)
-    for package in (Path(anyk.__file__).parent, Path(__file__).parent):
-        for file in sorted(package.rglob("*.py")):
-            digest.update(file.read_bytes())
+    for package in ("anyk", "anyk_papers", "readjax"):
+        found = find_spec(package)
+        for folder in [] if found is None else found.submodule_search_locations or []:
+            for file in sorted(Path(folder).rglob("*.py")):
+                digest.update(file.read_bytes())
     return digest.hexdigest()

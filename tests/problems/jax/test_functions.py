@@ -121,6 +121,27 @@ def test_other_arrays_than_the_problem_was_made_of_are_refused() -> None:
         train(problem)
 
 
+def test_params_of_equal_paths_are_each_compared() -> None:
+    """Paths are joined by a slash, which a key may have, too."""
+    params = {"a": {"b": ONES.copy()}, "a/b": ONES.copy()}
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean((batch[0] @ (params["a"]["b"] + params["a/b"]) - batch[1]) ** 2)
+
+    problem = anyk.problems.JaxProblem(loss, params, (X, y))
+    assert problem.dimension == 6 and problem.check_unchanged(begins=True) == []
+    params["a/b"] *= 2.0
+    (remark,) = problem.check_unchanged(begins=True)
+    assert remark.startswith("the trained parameter 'a/b' (2) of params had other numbers")
+
+    params = {"a": {"b": ONES.copy()}, "a/b": ONES.copy()}
+    frozen = {"a": {"b": False}, "a/b": True}
+    problem = anyk.problems.JaxProblem(loss, params, (X, y), trainable=frozen)
+    params["a"]["b"] *= 2.0
+    with pytest.raises(BadInput, match="the fixed parameter 'a/b' was an array"):
+        problem.check_unchanged(begins=False)
+
+
 def test_options_of_an_equinox_module_that_change_are_refused() -> None:
     model = Scaled(jnp.ones(3), {"scale": 1.0})
     problem = anyk.problems.JaxProblem(by_model, model, (X, y))

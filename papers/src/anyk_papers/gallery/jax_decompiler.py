@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from anyk.errors import needing
 from anyk_papers.item import Criterion, Item, Ratio, Value
 from anyk_papers.item_table import Case, Table
 from anyk_papers.lab import Lab, Results
@@ -58,6 +59,10 @@ def measure(lab: Lab, case: Case, seed: int) -> Results:
 
 
 def table(lab: Lab) -> Table:
+    with needing("jax", "jax", "jax-decompiler"):
+        import jax  # noqa: F401
+    with needing("readjax", "./decompile", "jax-decompiler"):
+        import readjax  # noqa: F401
     return lab.measure(measure, [{"function": name} for name in FUNCTIONS], seeds=1)
 
 
