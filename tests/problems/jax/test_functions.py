@@ -138,8 +138,28 @@ def test_params_of_equal_paths_are_each_compared() -> None:
     frozen = {"a": {"b": False}, "a/b": True}
     problem = anyk.problems.JaxProblem(loss, params, (X, y), trainable=frozen)
     params["a"]["b"] *= 2.0
-    with pytest.raises(BadInput, match="the fixed parameter 'a/b' was an array"):
-        problem.check_unchanged(begins=False)
+    (remark,) = problem.check_unchanged(begins=False)
+    assert remark.startswith("the fixed parameter 'a/b' of params had other numbers")
+
+
+def test_params_of_another_shape_are_refused() -> None:
+    params = {"w": ONES.copy(), "fixed": ONES.copy()}
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean((batch[0].sum(axis=1) * params["w"].sum() * params["fixed"].sum() - batch[1]) ** 2)
+
+    frozen = {"w": True, "fixed": False}
+    problem = anyk.problems.JaxProblem(loss, params, (X, y), trainable=frozen)
+    params["w"] = np.ones(4, np.float32)
+    words = r"the trained parameter 'w' of params was of shape \(3,\) when .* and is of shape \(4,\) now; make the"
+    for begins in (True, False):
+        with pytest.raises(BadInput, match=words):
+            problem.check_unchanged(begins=begins)
+    params |= {"w": ONES, "fixed": np.ones((3, 1), np.float32)}
+    with pytest.raises(BadInput, match=r"the fixed parameter 'fixed' of params was of shape \(3,\) when"):
+        problem.check_unchanged(begins=True)
+    params["fixed"] = ONES
+    assert problem.check_unchanged(begins=True) == []
 
 
 def test_options_of_an_equinox_module_that_change_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -171,7 +172,7 @@ class JaxProblem(NetworkProblem):
             loss, model, mean=reduction != "sum", rng=rng, has_aux=has_aux, state=state is not None
         )
         self._given, self._trainable, self._made_modes = params, trainable, modes_of(params)
-        self._made_with = {name: digest_of(array) for name, (_, array) in self._numbers().items()}
+        self._made_with = {name: (array.shape, digest_of(array)) for name, (_, array) in self._numbers().items()}
         self._loss_variables = variables_of({"the loss": loss})
         self._made_variables = self._model_variables()
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
@@ -366,12 +367,13 @@ class JaxProblem(NetworkProblem):
 
     def _numbers(self) -> dict[str, tuple[str, Array]]:
         """Return the given model's arrays as they are now, and whether they are trained or fixed, by name."""
-        model = model_of(self._given, self._trainable)
-        kinds = model.kinds()
-        return {
-            f"the {kinds[path]} parameter '{path}'": (kinds[path], array)
-            for path, array in model.named(model.begin, model.fixed).items()
-        }
+        numbers: dict[str, tuple[str, Array]] = {}
+        seen: Counter[str] = Counter()
+        for path, kind, array in model_of(self._given, self._trainable).kinds():
+            name = f"the {kind} parameter '{path}'"
+            seen[name] += 1
+            numbers[name if seen[name] == 1 else f"{name} ({seen[name]})"] = kind, array
+        return numbers
 
     def check_unchanged(self, *, begins: bool) -> list[str]:
         """Refuse a model or data that have changed since the problem was made; return a sentence on other numbers.
@@ -387,6 +389,13 @@ class JaxProblem(NetworkProblem):
         if numbers.keys() != self._made_with.keys():
             some = ", ".join(sorted(numbers.keys() ^ self._made_with.keys())[:_LISTED])
             raise BadInput(f"params has other arrays than when the problem was made ({some}); {ANEW}")
+        for name, (_, array) in numbers.items():
+            shape, _ = self._made_with[name]
+            if array.shape != shape:
+                raise BadInput(
+                    f"{name} of params was of shape {shape} when the problem was made and is of shape {array.shape} "
+                    f"now; {ANEW}"
+                )
 
         def copied_gradient(rows: int) -> Vector:
             return self._gradient_of(self._network.model, self._held, rows)
@@ -404,7 +413,7 @@ class JaxProblem(NetworkProblem):
         other = [
             name
             for name, (kind, array) in numbers.items()
-            if (begins or kind == "fixed") and digest_of(array) != self._made_with[name]
+            if (begins or kind == "fixed") and digest_of(array) != self._made_with[name][1]
         ]
         return [] if not other else [other_numbers(other, "params")]
 

@@ -79,17 +79,21 @@ class Model:
 
     def named(self, trained: Leaves, fixed: Leaves) -> ByName:
         """Return the arrays by their paths, as ``trainable`` receives them; raise if two have the same path."""
+        return distinct((path, array) for path, _, array in self._arrays(trained, fixed))
+
+    def kinds(self) -> list[tuple[str, str, Array]]:
+        """Return of each array the path, which another may have, too, ``trained`` or ``fixed``, and its numbers."""
+        return self._arrays(self.begin, self.fixed)
+
+    def _arrays(self, trained: Leaves, fixed: Leaves) -> list[tuple[str, str, Any]]:
         import jax
 
         pairs = jax.tree_util.tree_flatten_with_path(self._join(trained, fixed))[0]
-        return distinct((self._name(path), leaf) for path, leaf in pairs if _is_fixed(leaf))
-
-    def kinds(self) -> dict[str, str]:
-        """Return, by its path, whether each leaf is ``trained``, ``fixed`` or ``kept``."""
-        import jax
-
-        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(self._join(self.begin, self.fixed))[0]]
-        return dict(zip(map(self._name, paths), self._kinds, strict=True))
+        return [
+            (self._name(path), kind, leaf)
+            for (path, leaf), kind in zip(pairs, self._kinds, strict=True)
+            if _is_fixed(leaf)
+        ]
 
     def trained(self, arrays: Leaves) -> Tree:
         """Return the pytree of trained arrays, with None for all others."""
