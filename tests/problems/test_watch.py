@@ -214,6 +214,25 @@ def test_a_module_changed_after_its_problem_was_made_is_refused() -> None:
             problem.check_unchanged(begins=True)
 
 
+def test_a_buffer_that_is_missing_is_refused_by_name() -> None:
+    class Shifted(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(5, 1)
+            self.register_buffer("shift", torch.zeros(1))  # no gradient shows that it is missing
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = super().forward(inputs) + sum(self.buffers())
+            return outputs
+
+    module = Shifted()
+    problem = problem_of(nn.MSELoss(), module=module)
+    assert problem.check_unchanged(begins=True) == []
+    del module.shift
+    module.register_buffer("other", torch.zeros(1))
+    with pytest.raises(BadInput, match="^buffer 'shift' of the module was there when the problem was made and is mi"):
+        problem.check_unchanged(begins=True)
+
+
 def test_parameters_buffers_and_validation_are_no_change() -> None:
     module = Scaled()
     problem = problem_of(nn.MSELoss(), module=module)

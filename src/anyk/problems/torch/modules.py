@@ -558,16 +558,21 @@ class TorchProblem(NetworkProblem):
             self._rounding(),
         )
         numbers = self._numbers_of(self.module)
+        if missing := self._made_with.keys() - numbers.keys():
+            raise BadInput(
+                f"{', '.join(sorted(missing)[:_LISTED])} of the module was there when the problem was made and is "
+                f"missing now; {ANEW}"
+            )
         other = [name for name, kind in self._made_with.items() if numbers[name] != kind]
-        trained = {f"parameter '{name}'" for name, given in self.module.named_parameters() if given.requires_grad}
         if not begins:
+            trained = {f"parameter '{name}'" for name, given in self.module.named_parameters() if given.requires_grad}
             other = [name for name in other if name not in trained]
         return [other_numbers(other, "the module")] if other else []
 
     def _numbers_of(self, module: torch.nn.Module) -> Variables:
         """Return digests of a module's parameters and buffers, without running statistics that are computed anew."""
-        trained = {f"parameter '{name}'": parameter for name, parameter in module.named_parameters()}
-        tensors = trained | kept_tensors(module, self.moving_norms)
+        parameters = {f"parameter '{name}'": parameter for name, parameter in module.named_parameters()}
+        tensors = parameters | kept_tensors(module, self.moving_norms)
         return {name: "".join(variables_of({name: tensor.detach()}).values()) for name, tensor in tensors.items()}
 
     def _check_made(self) -> None:
