@@ -386,7 +386,7 @@ def perhaps_missing(column: Array) -> str | None:
         return None
     for value, count, others in ((values[0], counts[0], values[1:]), (values[-1], counts[-1], values[:-1])):
         apart = np.abs(others - value).min() > others[-1] - others[0] or (value == -1.0 and others[0] > 0.0)
-        text = f"{value:.0f}" if value == np.floor(value) and abs(value) < _LABEL else f"{value:g}"
+        text = f"{value:.0f}" if value == np.floor(value) and abs(value) < _LABEL else repr(float(value))
         usual = _NINES.fullmatch(text) is not None
         if count > 1 and apart and (usual or (len(others) >= _SEVERAL and 2 * count <= counts.sum())):
             return text
