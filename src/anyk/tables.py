@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -464,7 +464,7 @@ def has_header(file: Path | str, first: list[str], columns: list[Array], remedy:
     """
     cells = [cell.strip() for cell in first]
     words = {i for i, cell in enumerate(cells) if not is_missing(cell) and not is_number(cell)}
-    numeric = _numeric(columns)
+    numeric = {i for i, column in enumerate(columns) if column.dtype.kind == "f" and len(column)}
     numbers = {i for i in numeric - words if not is_missing(cells[i])}
     ambiguous = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; {remedy}"
     if not words:
@@ -484,11 +484,6 @@ def has_header(file: Path | str, first: list[str], columns: list[Array], remedy:
     return True
 
 
-def _numeric(columns: Sequence[Array]) -> set[int]:
-    """Return the indices of the columns that contain numbers."""
-    return {i for i, column in enumerate(columns) if column.dtype.kind == "f" and len(column)}
-
-
 def _counts_columns(cells: Sequence[str], columns: Sequence[Array]) -> bool:
     """Return whether cells are whole numbers at equal distances, such as years, unlike the numbers below them.
 
@@ -499,10 +494,11 @@ def _counts_columns(cells: Sequence[str], columns: Sequence[Array]) -> bool:
     steps = set(np.diff(list(map(int, cells))).tolist())
     if len(steps) > 1 or steps == {0}:
         return False
-    below = np.array([column for column in columns if column.dtype.kind == "f"])
-    if below.size and (below != np.floor(below)).any():
+    below = [column for column in columns if column.dtype.kind == "f"]
+    if any((np.isfinite(column) & (column != np.floor(column))).any() for column in below):
         return True
-    return steps == {1} and not (len(below) == len(cells) and (np.diff(below, axis=0) == 1.0).all())
+    pairs = pairwise(below)
+    return steps == {1} and not (len(below) == len(cells) and all((right - left == 1.0).all() for left, right in pairs))
 
 
 def _far_above(cells: Sequence[str], columns: Sequence[Array]) -> bool:

@@ -525,6 +525,7 @@ MUSHROOMS = "p,x,s\ne,x,y\ne,b,s\np,x,y\n"
         (",0,1,2\n0,3,4,8\n1,5,6,9\n", True),
         (" a , b\n1, 2\n3, 4\n", True),
         ('"a\nb",c\r\n1,"2"\r\n3,4\r\n', True),
+        ("10,20,30\n4,,6\n7,9,8\n", False),
     ],
 )
 def test_a_header_is_recognised_or_asked_for(content: str, header: bool | None, tmp_path: Path) -> None:
