@@ -493,6 +493,7 @@ def test_decimal_commas_are_no_separators_of_thousands(tmp_path: Path) -> None:
         (lambda i: -1 if i % 4 == 0 else 20 + i, "-1"),
         (lambda i: 0 if i % 4 == 0 else 200.5 + i, "0"),
         (lambda i: 1e30 if i % 4 == 0 else i / 8, "1e+30"),
+        (lambda i: -1234567.5 if i % 4 == 0 else i / 8, "-1234567.5"),
     ],
 )
 def test_values_apart_from_all_others_are_a_guess(column: Any, number: str, tmp_path: Path) -> None:
@@ -526,3 +527,10 @@ def test_an_index_stored_by_pandas_is_reported(tmp_path: Path) -> None:
 def test_two_columns_that_may_be_the_label_are_reported(tmp_path: Path) -> None:
     _, said = read(write(tmp_path, label=["0", "1"], a=lambda i: i % 9))
     assert "label 'label' (column 'y' is learned from; target= names another)" in said[-1]
+
+
+@pytest.mark.parametrize("settings", ["drop=y", "columns=a"])
+def test_a_label_that_is_left_out_is_not_called_learned_from(settings: str, tmp_path: Path) -> None:
+    data, said = read(write(tmp_path, label=["0", "1"], a=lambda i: i % 9), settings)
+    assert data.columns == (Column("a"),)
+    assert "label 'label', " in said[-1] and "is learned from" not in said[-1]

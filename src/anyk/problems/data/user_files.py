@@ -67,8 +67,8 @@ from anyk.tables import (
     shown,
 )
 
-# how a column without a name, such as pandas' index, is called after it is read or written again
 _LABELS = ("target", "label", "y")  # the usual names of the column to predict
+# how a column without a name, such as pandas' index, is called after it is read or written again
 _UNNAMED = re.compile(r"column \d+|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
 
 
@@ -344,6 +344,8 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
     where = f"column '{shown(names[place])}' of {shown(file)}"
     kinds = _kinds(table, file, settings.cells)
     features, left_out = _features(table, file, settings, place)
+    if settings.target is None:
+        how += _other_label([names[i] for i in features])
     remarks = (f"label '{shown(names[place])}'{how}", *remarks, *left_out)
     table.check_readable(
         [i for i in (place, *features) if kinds.get(i) != "date" or table.columns[i].dtype.kind == "f"], file
@@ -351,7 +353,7 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
     y = _target(
         without_missing(table.columns[place], settings.cells.missing), kinds.get(place), names[place], where, settings
     )
-    _notice_missing(shown(names[place]), y, file, settings, "leave out these rows if it does")
+    _notice_missing(shown(names[place]), y, file, settings, remedy="leave out these rows if it does")
     described, values = [], []
     for i in features:
         column, cells = _read_column(table, i, kinds.get(i), file, settings)
@@ -524,16 +526,16 @@ def _notice(column: Column, cells: Array, raw: Array, file: Path, settings: _Fil
             f"a guess: column '{name}' of {file.name} has decimal points, although its numbers look as if points "
             f"separated thousands, such as {np.nanmin(cells[cells % 1 != 0]):g}; write numbers without separators if so"
         )
-    _notice_missing(name, cells, file, settings, f"missing={perhaps_missing(cells)} says that it does")
+    _notice_missing(name, cells, file, settings)
 
 
-def _notice_missing(name: str, cells: Array, file: Path, settings: _FileSettings, remedy: str) -> None:
-    """Report a number that is learned from although it may stand for a missing value."""
+def _notice_missing(name: str, cells: Array, file: Path, settings: _FileSettings, *, remedy: str = "") -> None:
+    """Report a number that is learned from although it may stand for a missing value; by default missing= says so."""
     if (number := perhaps_missing(cells)) is not None:
         rows = rows_text(int((cells == float(number)).sum()))
         settings.say(
             f"a guess: {number} in {rows} of column '{name}' of {file.name} is a number like others, although it may "
-            f"stand for a missing value; {remedy}"
+            f"stand for a missing value; {remedy or f'missing={number} says that it does'}"
         )
 
 
@@ -556,9 +558,9 @@ def places_named(wanted: Sequence[str], names: Sequence[str], file: Path | str, 
     return list(dict.fromkeys(places))
 
 
-def _other_label(names: Sequence[str], place: int) -> str:
+def _other_label(features: Sequence[str]) -> str:
     """Return a remark on a column that is learned from, although its name is one of a label, too."""
-    others = [name for i, name in enumerate(names) if i != place and name.lower() in _LABELS]
+    others = [name for name in features if name.lower() in _LABELS]
     return f" (column '{shown(others[0])}' is learned from; target= names another)" if others else ""
 
 
@@ -572,7 +574,7 @@ def target_column(names: Sequence[str], file: Path | str, target: str | None) ->
                         f"{shown(file)} has {len(usual)} columns '{shown(names[usual[0]])}'; give target as a number, "
                         f"{' or '.join(map(str, usual))}"
                     )
-                return usual[0], _other_label(names, usual[0])
+                return usual[0], ""
         return len(names) - 1, " (the last column; target= names another)"
     if target in names:
         if names.count(target) > 1:
