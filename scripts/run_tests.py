@@ -34,7 +34,7 @@ def tests_of_module(module: str, tests: str = "tests") -> list[str]:
 
 
 def tests_that_use(helper: str) -> list[str]:
-    """Return the tests that import a module without tests of its own, or run it as a script, or else those beside it."""
+    """Return the tests that import a helper, or run it as a script; those beside it if only helpers use it."""
     stem = re.escape(Path(helper).stem)
     name = re.compile(rf"^\s*(?:from|import) [^#\n]*\b{stem}\b|\b{stem}\.py\b", flags=re.MULTILINE)
     files = [file for tests in SOURCES.values() for file in sorted((ROOT / tests).rglob("test_*.py"))]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 import anyk
@@ -115,6 +116,15 @@ def test_a_plug_in_is_imported_when_its_name_is_looked_up(install: Install) -> N
     assert made.spec == "uncoded:wait=quorum:least=3|1s" and "quorum_rules" in sys.modules
     entry = anyk.strategies.wait_rules.entry("quorum")
     assert entry.origin == "anyk-quorum 1.0" and anyk.strategies.wait_rules.entry("count").origin == ""
+
+
+def test_a_key_of_a_spec_is_no_name_of_a_plug_in(install: Install) -> None:
+    install("anyk-load", {"load_rules.py": RULE.replace('"quorum"', '"load"')}, load="load_rules")
+    assert "load" in anyk.strategies.wait_rules
+    for spec in ("frc:load=2", "uncoded:wait=(3|0.5s)", "compressed:of=(frc:load=2),by=(top-k:share=0.1)"):
+        assert installed.used_by([spec]) == {}
+    for spec in ("uncoded:wait=load:least=3", "uncoded:wait=(load:least=2)|1s", "uncoded:wait=load", "load:least=3"):
+        assert list(installed.used_by([spec])) == ["anyk-load 1.0"]
 
 
 @pytest.mark.parametrize(
@@ -446,6 +456,8 @@ def test_a_broken_command_gives_a_sentence(modules: Any, points: Any, sentence: 
     shown = command("hello", "world")
     assert shown.exit_code == 2 and sentence in " ".join(shown.output.split()), shown.output
     assert command("list").exit_code == 0
+    completed = ShellComplete(main, {}, "anyk", "_ANYK_COMPLETE").get_completions([], "tr")
+    assert {item.value for item in completed} == {"trace", "train"}
 
 
 def test_a_command_cannot_replace_anyks_own_nor_anothers(install: Install) -> None:

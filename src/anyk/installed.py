@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -20,18 +21,18 @@ from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.errors import BadInput, describe_error
+from anyk.errors import BadInput, describe_error, outside
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 PLUGINS, COMMANDS = "anyk.plugins", "anyk.commands"  # the groups of entry points
 _CODE = tuple(suffix for suffix in all_suffixes() if suffix != ".pyc")
-_WORD = re.compile(r"[^\s:,=()|&/]+")  # in a spec
+_WORD = re.compile(r"[^\s:,=()|&/]+(?![^\s:,()|&/])")  # in a spec, but no key
 
 
 def _warn(sentence: str) -> None:
-    warnings.warn(sentence, RuntimeWarning, stacklevel=4)
+    warnings.warn(sentence, RuntimeWarning, stacklevel=outside())
 
 
 tell: Callable[[str], None] = _warn  # shows a sentence about a plug-in that is broken; the command line prints it
@@ -107,14 +108,22 @@ def load() -> None:
 
 def imported(point: EntryPoint) -> Any:
     """Return the module that an entry point names, or the object in it."""
-    path, sys.path[:] = sys.path[:], _search_path()
-    try:
+    with searching(_search_path()):
         found: Any = import_module(point.module)
         for part in point.attr.split(".") if point.attr else ():
             found = getattr(found, part)
         return found
+
+
+@contextmanager
+def searching(folders: list[str]) -> Iterator[None]:
+    """Let modules be found in some folders only, and afterwards also in those that were added meanwhile."""
+    before = sys.path[:]
+    sys.path[:] = folders
+    try:
+        yield
     finally:
-        sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+        sys.path[:] = before + [entry for entry in sys.path if entry not in before]
 
 
 def _load(point: EntryPoint, plugin: _PlugIn) -> None:

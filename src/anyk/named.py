@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from anyk.errors import BadInput, explaining, suggest
+from anyk.installed import searching
 from anyk.regular_files import read_plain
 
 _LOADED: dict[str, str] = {}  # SHA-256 of the files that have been run, by path
@@ -272,12 +273,8 @@ def import_named(source: str, *, in_current_folder: bool = True) -> ModuleType:
     """Return the module of a name; with ``in_current_folder`` it may lie there, unless a run folder names it."""
     folder = _FOLDER.get()
     if folder is not None:
-        before = sys.path[:]
-        sys.path[:] = _path_without(folder.path)
-        try:
+        with searching(_path_without(folder.path)):
             return import_module(source)
-        finally:
-            sys.path[:] = before + [entry for entry in sys.path if entry not in before]
     current = str(Path.cwd())
     if in_current_folder and current not in sys.path and "" not in sys.path:
         sys.path.insert(0, current)

@@ -242,6 +242,11 @@ class Entry(Generic[T]):
     origin: str = ""
 
     @property
+    def own(self) -> bool:
+        """Whether it is anyk's, and of no plug-in."""
+        return str(getattr(self.build, "__module__", "")).startswith("anyk.")
+
+    @property
     def summary(self) -> str:
         """The first line of the constructor's docstring."""
         return (inspect.getdoc(self.build) or "").partition("\n")[0].replace("``", "")

@@ -134,7 +134,12 @@ class _Group(Listing):
         """Return a command; that of an installed distribution is imported only now."""
         command = super().get_command(ctx, cmd_name)
         if command is None and (points := _installed_commands().get(cmd_name)):
-            return _loaded_command(cmd_name, points)
+            try:
+                return _loaded_command(cmd_name, points)
+            except BadInput:
+                if ctx.resilient_parsing:  # the shell completes a line, and others of its commands are whole
+                    return None
+                raise
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

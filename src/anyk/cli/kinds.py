@@ -19,7 +19,7 @@ _STRATEGIES = (
 
 
 class _Kind(NamedTuple):
-    """What `anyk list KIND` lists: the place of its registry, a summary, and a text below the list."""
+    """A list of `anyk list KIND`: the place of its registry, a summary, and a text below the list."""
 
     module: str
     registry: str

@@ -121,6 +121,7 @@ def export(run: str, kind: str, out: str | None) -> None:
     anyk export runs/train-1 --to csv -o tables   tables/chunks.csv, …
     """
     from anyk.runs import Run
+    from anyk.specs import parse
     from anyk.views import exporters
 
     exporter = exporters.build(kind)
@@ -128,7 +129,7 @@ def export(run: str, kind: str, out: str | None) -> None:
         path = out or f"{Path(run).resolve().name}{exporter.ending}"
         if not exporter.folder:
             check_file(path, "export")
-        own = type(exporter).__module__.startswith("anyk.")
+        own = exporters.entry(parse(kind)[0]).own
         with contextlib.nullcontext() if own else explaining(f"the exporter '{kind}' failed"):
             line = exporter.save(opened, Path(path))
     say(line)

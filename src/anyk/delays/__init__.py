@@ -124,7 +124,7 @@ def communication(spec: str | DelayModel | Communication) -> Communication:
         return spec
     if isinstance(spec, DelayModel):
         return Communication(spec)
-    return _links.build(spec) if split(spec)[0] in _links else Communication(parse(spec))
+    return _links.build(spec) if split(spec)[0] in _links.entries else Communication(parse(spec))
 
 
 __all__ = [

@@ -61,7 +61,7 @@ class Communication:
 
     @property
     def spec(self) -> str:
-        """The text from which :func:`anyk.delays.links` builds an equal object."""
+        """The text from which :func:`anyk.delays.communication` builds an equal object."""
         if not self.bandwidth and self.links == "parallel":
             return self.latency.spec
         spec = self.latency.spec

@@ -57,7 +57,7 @@ def summarised(times: Floats, remarks: Sequence[str]) -> str:
     rounds, workers = times.shape
     size = f"{rounds:,} round{'s' * (rounds != 1)} x {workers:,} worker{'s' * (workers != 1)}"
     zeros = int((times == 0.0).sum())
-    if 0 < 2 * zeros < times.size:
+    if 0 < 2 * zeros < times.size:  # with more zeros the times are delays, most of which are 0
         remarks = [*remarks, f"{zeros:,} times of 0 s taken as measured, a guess (an empty cell is an absence)"]
     return ", ".join([size, *remarks, f"median {np.nanmedian(times):.3g} s, longest {np.nanmax(times):.3g} s"])
 

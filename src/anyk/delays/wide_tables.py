@@ -52,7 +52,8 @@ def from_wide(
         _check_values(file, table, columns)
         in_file = columns
         columns = _by_numbers(table.names, columns) if table.header else columns
-        remarks += ["columns in the order of the workers' numbers"] * (columns != in_file)
+        if columns != in_file:
+            remarks.append("columns in the order of the workers' numbers")
     rounds, times = _rounds_of(table, round_columns, np.column_stack([table.columns[i] for i in columns]))
     times, unit_remarks = in_seconds(file, times, unit=unit, scale=scale, what=called(table, columns[0]))
     workers, remark = _worker_names(file, table, columns, with_units=scale is not None)

@@ -1,4 +1,4 @@
-"""A PyTorch module in a custom training loop: what it gets of each step, and what of it travels to the workers."""
+"""A PyTorch module in a custom training loop: its gradients, its next version, and tensors that travel with it."""
 
 from __future__ import annotations
 

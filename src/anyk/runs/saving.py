@@ -1,4 +1,4 @@
-"""What a run reads and writes in its folder while it is driven: checkpoints, and workers that are to stay away."""
+"""The folder of a run while it is driven: checkpoints, and requests that workers stay away."""
 
 from __future__ import annotations
 

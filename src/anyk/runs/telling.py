@@ -1,4 +1,4 @@
-"""What a run tells its callbacks, when, and what follows if one of them ends it."""
+"""The callbacks of a run: the news they are told, and the end of the run if one of them asks for it."""
 
 from __future__ import annotations
 

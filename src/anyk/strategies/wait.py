@@ -395,7 +395,8 @@ def _misspelt(text: str) -> BadInput:
         hint = suggest(name[1].lower(), names, f"wait should be {_FORMS}")
         return UnknownName(f"wait rule '{name[1]}'", "; ".join([hint, *installed.failures()]))
     number = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)([a-z]+)", text, re.IGNORECASE)
-    suffix = number and (_UNITS.get(number[2].lower()) or next((s for s in _SUFFIXES if s == number[2].lower()), None))
+    unit = number[2].lower() if number else ""
+    suffix = _UNITS.get(unit, unit if unit in _SUFFIXES else "")
     hint = f"; did you mean '{number[1]}{suffix}'?" if number and suffix else ""
     return BadInput(f"wait should be {_FORMS}; got '{text}'{hint}")
 

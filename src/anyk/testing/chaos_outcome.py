@@ -23,7 +23,7 @@ from anyk.problems import Problem
 from anyk.protocol import Strategy
 from anyk.runs import Run, replay, train, verify
 from anyk.runs.api import log_columns, rebuild
-from anyk.specs import parse, show
+from anyk.specs import bracketed, parse, take_key, with_keys
 from anyk.strategies import strategy as build
 from anyk.strategies import with_fleet
 from anyk.testing.chaos_faults import PROMISES, FaultPlan
@@ -133,9 +133,8 @@ def chaos(
     _check_possible(plan, cluster, faults)
     scratch = Path(tempfile.mkdtemp(prefix="anyk-chaos-"))
     folder = scratch / "run" if out is None else Path(out)
-    name, keys = parse(cluster)
     requests = scratch / "requests"
-    spoiling = show(name, keys | {"spoiled": requests})
+    spoiling = with_keys(take_key(cluster, "spoiled")[0], {"spoiled": bracketed(str(requests))})
     shared = ["--cluster", spoiling, "--workers", str(workers), "--seconds", str(faults.seconds), *options]
     problem = [word for pair in pairwise(options) if pair[0] == "--problem" for word in pair]
     descriptors, report = _descriptors(), tell or (lambda _: None)
@@ -144,7 +143,7 @@ def chaos(
         train=["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
         resume=["resume", str(folder), "--trust", "--quiet", *problem],
         folder=folder,
-        cluster=name,
+        cluster=parse(cluster)[0],
         faults=faults,
         requests=requests,
         temporary=scratch / "temporary",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from anyk.matrices import Matrix
 from anyk.problems import Dataset, from_data, load, sources
 from anyk.regular_files import read_plain
 from anyk.specs import parse
+from anyk.testing.failures import failing_as
 
 _SEEDS = (0, 12345)  # of NumPy's own generator, on which a data set must not depend
 
@@ -28,8 +27,9 @@ def check_data_source(spec: str, *, file: str | Path | None = None) -> None:
     Training and test rows are float64 in two dimensions, dense or as a sorted ``csr_array``, with the same columns and
     without missing values. Targets suit the task: -1 and 1, 0 to C - 1 with C classes, or numbers without classes. The
     same spec gives the same bits again, which do not depend on NumPy's own random numbers, and does not change them. A
-    linear model can be trained. A source that reads a file leaves it unchanged, and answers a missing, empty, damaged
-    or truncated one with :class:`~anyk.errors.BadInput` alone. Raises AssertionError for the first property that fails.
+    linear model can be trained. A source that reads a file leaves it unchanged, refuses a missing or empty one with
+    :class:`~anyk.errors.BadInput`, and reads a damaged or truncated one or refuses it in this way. Raises
+    AssertionError for the first property that fails.
 
     ``file``: a small file that the source can read, if it reads one.
 
@@ -39,7 +39,7 @@ def check_data_source(spec: str, *, file: str | Path | None = None) -> None:
     told: list[Any] = []
     file = None if file is None else Path(file)
     before = None if file is None or not file.is_file() else read_plain(file, follow=True)
-    with _explained(f"the source of '{spec}' fails"):
+    with failing_as(f"the source of '{spec}' fails"):
         data, again = (_loaded(spec, file, seed, told) for seed in _SEEDS)
     _check_rows(data)
     _check_targets(data)
@@ -53,20 +53,10 @@ def check_data_source(spec: str, *, file: str | Path | None = None) -> None:
         assert read_plain(file, follow=True) == before, f"the source changes its file '{file}'"
     if "file" in inspect.signature(entry.build).parameters and before is not None and file is not None:
         _check_files(spec, file, before)
-    with _explained(f"no linear model of '{spec}' can be made"):
+    with failing_as(f"no linear model of '{spec}' can be made"):
         problem = from_data(spec, file=file, progress=None)
         loss = problem.loss(np.asarray(problem.initial()))
     assert np.isfinite(loss), f"the loss of a linear model at its start is {loss}"
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (AssertionError, BadInput):
-        raise
-    except Exception as error:  # a user's source may raise anything
-        raise AssertionError(f"{what}: {describe_error(error)}") from error
 
 
 def _loaded(spec: str, file: Path | None, seed: int, told: list[Any]) -> Dataset:

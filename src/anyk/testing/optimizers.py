@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -13,9 +12,10 @@ import numpy as np
 from anyk import keyed
 from anyk.arrays import Vector
 from anyk.checks import AtLeastOne, typed
-from anyk.errors import BadInput, describe_error
+from anyk.errors import BadInput
 from anyk.optimizers import MADE, Optimizer, State, registry
 from anyk.optimizers import optimizer as build
+from anyk.testing.failures import failing_as
 
 _SCALES = (1.0, 0.5, 1.0, 0.25, 2.0, 1.0)  # factors on the learning rate, one for each step of a trajectory
 _STEPS = len(_SCALES)
@@ -46,18 +46,8 @@ def check_optimizer(
     """
     for number in ("float64", "float32") if dtype is None else (dtype,):
         trial = _Trial(optimizer, dimension, np.dtype(number), seed)
-        with _explained(f"a step in {number} fails"):
+        with failing_as(f"a step in {number} fails"):
             trial.check()
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (AssertionError, BadInput):
-        raise
-    except Exception as error:  # a user's optimiser may raise anything
-        raise AssertionError(f"{what}: {describe_error(error)}") from error
 
 
 class _Trial:
@@ -188,16 +178,19 @@ class _Trial:
             constant, falling = (build(spec, lr=rate) for rate in rates)
         except BadInput:
             return  # it takes a number alone, as with a schedule of its own
-        differ = self._differ(lambda t, w, state: self._step(w, state, t, optimizer=constant), falling)
-        assert differ, "a schedule of learning rates has no effect; the rate of step t is self.rate.at(t)"
+        assert self._differ(constant, falling), (
+            "a schedule of learning rates has no effect; the rate of step t is self.rate.at(t)"
+        )
 
-    def _differ(self, step: Callable[[int, Vector, State], Vector], other: Optimizer) -> bool:
-        """Return whether a trajectory differs from that of another optimiser."""
-        states, places = (self._start(), self._start(other)), [self.w, self.w]
-        for t in range(_STEPS):
-            places[0] = step(t, places[0], states[0])
-            places[1] = self._step(places[1], states[1], t, optimizer=other)
-        return not _same(*places)
+    def _differ(self, first: Optimizer, second: Optimizer) -> bool:
+        """Return whether the trajectories of two optimisers end in different models."""
+        ends = []
+        for optimizer in (first, second):
+            state, w = self._start(optimizer), self.w
+            for t in range(_STEPS):
+                w = self._step(w, state, t, optimizer=optimizer)
+            ends.append(w)
+        return not _same(*ends)
 
     def _check_scale(self, models: Sequence[Vector]) -> None:
         state, w = self._start(), self.w

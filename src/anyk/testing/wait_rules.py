@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,9 +14,10 @@ from anyk.checks import AtLeastOne, typed
 from anyk.codes import Code
 from anyk.codes import code as build_code
 from anyk.delays import Exponential
-from anyk.errors import BadInput, describe_error
+from anyk.errors import BadInput
 from anyk.fleet import pace, simulated_pace
 from anyk.strategies import AnyOf, Predicate, Rounds, Wait, Waiting, WaitLike, wait_rule
+from anyk.testing.failures import failing_as
 
 _ROUNDS = 30  # of each code
 _TIMES = 16  # moments that are looked at between two arrivals
@@ -45,29 +45,15 @@ def check_wait_rule(wait: WaitLike, *, workers: AtLeastOne = 6, seed: int = 0) -
     codes = [build_code("uncoded", workers=workers)]
     if workers % 2 == 0:
         codes.append(build_code("frc:load=2", workers=workers))
-    with _explained(rule):
+    with failing_as(f"the rule {type(rule).__name__} fails"):
         for code in codes:
             random = keyed.generator(seed, "check-wait-rule", code.spec, workers)
-            rounds = [_Rounds(rule, code, random) for _ in range(_ROUNDS)]
+            rounds = [_Round(rule, code, random) for _ in range(_ROUNDS)]
             for one in rounds:
                 one.check()
             _check_alone(rule, [answer for one in rounds for answer in one.answers], random)
         _check_text(rule, rounds, workers)
         _check_planning(rule, workers, keyed.generator(seed, "check-wait-rule", "planning"))
-
-
-@contextmanager
-def _explained(rule: Wait) -> Iterator[None]:
-    try:
-        yield
-    except (AssertionError, BadInput):
-        raise
-    except Exception as error:  # a user's rule may raise anything
-        raise AssertionError(f"the rule {_name(rule)} fails: {describe_error(error)}") from error
-
-
-def _name(rule: Wait) -> str:
-    return type(rule).__name__
 
 
 @dataclass
@@ -79,8 +65,8 @@ class _Moment:
     now: float
     began: float = 0.0
     recent: tuple[float, ...] = ()
-    decoder: Any = None
-    task_of: dict[int, int] = field(default_factory=dict)
+    decoder: Any = field(init=False)
+    task_of: dict[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.expected = self.code.expected
@@ -121,7 +107,7 @@ def _asked(rule: Wait, moment: _Moment) -> bool:
     return bool(answer)
 
 
-class _Rounds:
+class _Round:
     """A random round: its moments in order, and what the rule says of them."""
 
     def __init__(self, rule: Wait, code: Code, random: np.random.Generator) -> None:
@@ -212,7 +198,7 @@ def _check_alone(rule: Wait, answers: Sequence[tuple[_Moment, bool]], random: np
         assert _asked(rule, moment) == before, f"enough() depends on earlier calls: it was {before} {moment}"
 
 
-def _check_text(rule: Wait, rounds: Sequence[_Rounds], workers: int) -> None:
+def _check_text(rule: Wait, rounds: Sequence[_Round], workers: int) -> None:
     """Read the rule's text, from which runs are resumed; rules with a function of Python have none."""
     text = str(rule)
     if _has_function(rule):

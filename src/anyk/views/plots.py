@@ -135,7 +135,7 @@ def _style(look: Mapping[str, str], i: int) -> dict[str, Any]:
 
 
 def _draw(axes: Any, curve: _Curve, look: Mapping[str, str], i: int, offset: float, *, wide: bool) -> None:
-    """Draw a line, and its band over several seeds; ``place``: from 0 for the first line to below 1.
+    """Draw a line, and its band over several seeds; ``offset``: from 0 for the first line to below 1.
 
     Earlier lines are wider, and have their markers elsewhere, so that lines that coincide can all be seen.
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,12 +13,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk.clusters.remote.shipping import single_parcels, unship
+from anyk.clusters.remote.shipping import ship, single_parcels, unship
 from anyk.problems.many import ManyProblems
 
 pytestmark = pytest.mark.in_process
 
 M = 6
+CACHED = """
+import functools
+import anyk
+
+@functools.lru_cache
+def scale(factor):
+    return 2.0 * factor
+
+class Scaled(anyk.testing.Squares):
+    def loss(self, w):
+        return scale(3) * super().loss(w)
+
+def make():
+    return Scaled(4)
+"""
+
+
+def test_a_cached_function_of_a_users_file_is_sent(tmp_path):
+    """A process without the file, such as a worker on another machine, can load it."""
+    (tmp_path / "cached.py").write_text(CACHED)
+    problem = anyk.problems.from_function(f"{tmp_path / 'cached.py'}:make")
+    (tmp_path / "problem").write_bytes(pickle.dumps([bytes(buffer) for buffer in ship(problem)]))
+    code = (
+        "import pickle, sys; from anyk.clusters.remote.shipping import unship; "
+        "problem = unship([memoryview(b) for b in pickle.load(open(sys.argv[1], 'rb'))]); "
+        "print(problem.loss(problem.initial()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "problem"], capture_output=True, text=True)
+    assert done.returncode == 0 and float(done.stdout) == problem.loss(problem.initial()), done.stderr
 
 
 def in_torch():

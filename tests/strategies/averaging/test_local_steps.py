@@ -19,7 +19,7 @@ from anyk.errors import BadInput
 from anyk.fleet.simulation import simulated_pace
 from anyk.graphs import elastic, graph, matcha
 from anyk.protocol import Chunk
-from anyk.strategies import DecentralisedSGD, adapted_tau, strategy
+from anyk.strategies import AdaptingSteps, DecentralisedSGD, adapted_tau, strategy
 from anyk.testing import check_strategy
 from byhand import ByHand, adapted_by_hand
 
@@ -359,6 +359,12 @@ def test_adacomm_does_what_its_rule_says(guard: float) -> None:
     assert [int(note.split()[2]) for _, note in notes] == expected
     assert run.seconds == run.floor_seconds
     assert str(anyk.replay(run, problem=problem())).endswith("the same bits of model")
+
+
+def test_adacomm_refuses_shares_that_its_spec_cannot_say() -> None:
+    uneven, adapting = anyk.codes.Uncoded(4, (1, 2, 1, 1)), AdaptingSteps(interval=5.0)
+    with pytest.raises(BadInput, match="'adacomm' has been tested with equal shares of the data only"):
+        anyk.strategies.Rounds(uneven, work=anyk.strategies.LocalSteps(5, adapt=adapting))
 
 
 def test_adacomm_of_sampled_clients_by_hand() -> None:

@@ -95,6 +95,7 @@ class Ray(Networked[_ActorHandle]):
     ``resources``, ``runtime_env``, ``placement_group``: further options of each worker's actor: a dictionary of custom
     resources, a dictionary, and a placement group, used instead of ``nodes``. A spec cannot contain these three, so a
     resumed run does not have them.
+    ``spoiled``: a folder in which a file called ``nan`` or ``corrupt`` has a worker spoil one message, to test a run.
 
     An actor that dies, alone or with its machine, is replaced as soon as Ray has the resources. A worker whose actor
     dies twenty times in a row without a message, or five times cannot be created, is abandoned.

@@ -1,4 +1,4 @@
-"""What a cluster on the wall clock implements on the worker's side: how orders, models and messages travel."""
+"""The worker's side of a cluster on the wall clock: the transport of orders, models and messages."""
 
 from __future__ import annotations
 

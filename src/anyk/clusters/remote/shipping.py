@@ -29,10 +29,11 @@ def ship(partitions: Partitions | Problem, *, to: str = "workers") -> list[memor
     import cloudpickle
 
     raw: list[Any] = []
+    by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}  # modules that workers do not have
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         def reducer_override(self, value: Any) -> Any:
-            if isinstance(value, _LruCache) and (value.__module__ == "__main__" or "<locals>" in value.__qualname__):
+            if isinstance(value, _LruCache) and (value.__module__ in by_value or "<locals>" in value.__qualname__):
                 return _cached, (value.__wrapped__, value.cache_parameters())
             return super().reducer_override(value)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -231,26 +231,23 @@ def joined(records: Sequence[Record]) -> Record:
         rows, rounds = _one_after_another(records), ()
     size = len(rounds) or sum(map(len, rows)), len(workers)
 
-    def joint(table_of: Callable[[Record], ArrayLike]) -> Floats:
-        table = np.full(size, np.nan)
-        for record, its_rows in zip(records, rows, strict=True):
+    def joint(tables: Iterable[ArrayLike]) -> Floats:
+        """Return one table of the records' tables, each at its rows and columns."""
+        joined_table = np.full(size, np.nan)
+        for record, its_rows, table in zip(records, rows, tables, strict=True):
             its_columns = np.array([workers.index(name) for name in record.workers])
-            table[np.ix_(its_rows, its_columns)] = table_of(record)
-        return table
+            joined_table[np.ix_(its_rows, its_columns)] = table
+        return joined_table
 
     return Record(
-        seconds=joint(lambda record: record.seconds),
-        censored=joint(lambda record: np.asarray(record.censored)) == 1.0,
+        seconds=joint(record.seconds for record in records),
+        censored=joint(np.asarray(record.censored) for record in records) == 1.0,
         workers=workers,
         rounds=rounds,
         load=records[0].load,
-        parts={name: joint(partial(_part, name)) for name in _common_parts(records)},
+        parts={name: joint([record.parts[name] for record in records]) for name in _common_parts(records)},
         remarks=tuple(remarks),
     )
-
-
-def _part(name: str, record: Record) -> Floats:
-    return record.parts[name]
 
 
 def _common_parts(records: Sequence[Record]) -> list[str]:

@@ -67,7 +67,6 @@ class RecordSource(ABC):
 
 
 record_sources: Registry[RecordSource] = Registry("source of fleet records")
-_OWN = __name__  # the module of anyk's own sources
 
 
 def read(
@@ -108,7 +107,7 @@ def _read_path(path: Path, reading: Reading) -> Record:
     made = entry.build()
     if reading.columns and not made.takes_columns:
         raise BadInput(f"{_NO_COLUMNS}; '{shown(path)}' has none")
-    if _is_own(entry):
+    if entry.own:
         return made.read(path, reading)
     with explaining(f"the source '{entry.name}' of fleet records failed"):
         record = made.read(path, reading)
@@ -117,23 +116,19 @@ def _read_path(path: Path, reading: Reading) -> Record:
     return replace(record, remarks=(f"read by '{entry.name}'", *record.remarks))
 
 
-def _is_own(entry: Entry[RecordSource]) -> bool:
-    return getattr(entry.build, "__module__", "") == _OWN
-
-
 def _recognised(path: Path) -> Entry[RecordSource]:
     """Return the source of a file or folder; raise :class:`~anyk.errors.BadInput` if there is none, or several."""
     entries = list(record_sources)
     found = []
     for entry in entries:
-        if not _is_own(entry):
+        if not entry.own:
             with explaining(f"the source '{entry.name}' of fleet records failed"):
                 if entry.build().recognises(path):
                     found.append(entry)
     if len(found) > 1:
         names = " and ".join(f"'{entry.name}'" for entry in found)
         raise BadInput(f"'{shown(path)}' is recognised by the sources {names}; use the plug-in of only one of them")
-    own = (entry for entry in entries if _is_own(entry) and entry.build().recognises(path))
+    own = (entry for entry in entries if entry.own and entry.build().recognises(path))
     entry_or_none = next(iter(found), None) or next(own, None)
     if entry_or_none is not None:
         return entry_or_none

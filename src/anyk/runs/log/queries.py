@@ -59,9 +59,10 @@ class TaskTime(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """What a chunk exchanged: ``mix``: workers whose models its own was mixed with, in JSON; ``share``: its own weight.
+    """The exchange of a chunk.
 
-    ``compress``: the compressor of its message, empty without one.
+    ``mix``: workers whose models its own was mixed with, in JSON. ``share``: the weight of its own. ``compress``: the
+    compressor of its message, empty without one.
     """
 
     task: int

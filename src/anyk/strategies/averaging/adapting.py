@@ -118,7 +118,8 @@ class AdaptingSteps:
 
     def start(self, now: float, tau: int) -> tuple[AdaptingState, int, list[Command]]:
         """Return the state at the start of a run, the first number of steps, and the request for the loss."""
-        return AdaptingState(now + self.interval), (*self.probe, tau)[0], [EvaluateLoss("model", 0)]
+        first = self.probe[0] if self.probe else tau
+        return AdaptingState(now + self.interval), first, [EvaluateLoss("model", 0)]
 
     def before_round(self, s: RoundState) -> list[Command]:
         """Return requests that the next round waits for; none if it may start."""

@@ -63,6 +63,7 @@ class LocalSteps(RoundWork):
     """
 
     State = LocalState
+    fewest_replies = 1  # a single model can be averaged
     summary = "workers take steps of their own, then their models are averaged"
 
     tau: AtLeastOne = 10
@@ -94,6 +95,8 @@ class LocalSteps(RoundWork):
                 )
         if self.adapt is not None:
             self.adapt.check(rounds, self.tau, outer=self.outer)
+            if shares_of(rounds.code):
+                raise BadInput("'adacomm' has been tested with equal shares of the data only; leave out shares")
             if self.keep or self.speeds or self.weighted or self.inner:
                 raise BadInput(
                     "'adacomm' has been tested with tau, outer, rate and clients of local work only; leave out the rest"
@@ -213,10 +216,6 @@ class LocalSteps(RoundWork):
             return []
         busy = {*s.open.values(), *s.task_of, *s.crew.failures}
         return [i for i in sorted(s.crew.present) if i not in busy]
-
-    def fewest_replies(self, s: RoundState) -> int | None:
-        """Return the number of models that can be averaged."""
-        return 1
 
     def complete_without(self, s: RoundState) -> bool:
         """Return whether models are averaged without the others, as no client, or no worker of a fleet, can reply."""

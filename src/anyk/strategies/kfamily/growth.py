@@ -115,7 +115,7 @@ class Growth:
     def show(self, family: FamilyTerms) -> str:
         """Return the spec of the family with this rule, whose first setting is always shown."""
         others = fields(cast(Any, self))[1:]
-        usual = {field.name: field.default for field in (*fields(cast(Any, family)), *others) if field.name != "k"}
+        usual = {"lr_scale": 1.0, "batch": 0, "cancel": "preempt"} | {field.name: field.default for field in others}
         values = {"base": family.kind, "k": family.k} | vars(self) | values_of(family, "lr_scale", "batch", "cancel")
         return show(self.name, values, usual)
 

@@ -65,4 +65,4 @@ class FamilyTerms(Protocol):
 
     @property
     def cancel(self) -> CancelMode:
-        """What happens to tasks under way at a step of the synchronous kinds."""
+        """The fate of tasks under way at a step of the synchronous kinds."""

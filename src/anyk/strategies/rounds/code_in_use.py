@@ -76,7 +76,7 @@ class CodeInUse(RoundSettings):
         """Return whether this round lacks messages of workers that have left, whoever else replies."""
         if self._elastic is None:
             return False
-        replies = self.work.fewest_replies(s)
+        replies = self.work.fewest_replies
         if replies is None and self.enough.approximate:
             replies = s.count or 1
         return self._elastic.lacks_messages(s, replies)

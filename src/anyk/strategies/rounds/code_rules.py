@@ -14,7 +14,7 @@ from anyk.strategies.rounds.terms import RoundTerms
 
 
 class CodeRule(ABC):
-    """Which code applies in a round; ``moves_data``: whether the partitions of a worker change in a run."""
+    """The choice of the code for each round; ``moves_data``: whether the partitions of a worker change in a run."""
 
     State: ClassVar[type[Any]]
     moves_data: bool = False
@@ -59,7 +59,7 @@ class FixedCode(CodeRule):
 
 @dataclass(slots=True)
 class LearningState:
-    """How often each worker's reply was missing."""
+    """The number of missing replies of each worker."""
 
     missed: list[int] = field(default_factory=list)  # number of steps taken without each worker's reply
     learned: list[int] = field(default_factory=list)  # the same when the code was last relearned

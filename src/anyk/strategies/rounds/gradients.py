@@ -25,7 +25,7 @@ from anyk.strategies.wait import Decodable
 
 @dataclass(slots=True)
 class GradientState:
-    """What is stored of earlier gradients."""
+    """The stored messages of earlier gradients."""
 
     snapshot: Any = part()  # the messages of the last snapshot
 

@@ -1,4 +1,4 @@
-"""The work of a round: what workers send, and which step their messages make."""
+"""The work of a round: the messages of workers, and the step made of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from anyk.strategies.wait import WaitLike
 
 
 class RoundWork(ABC):
-    """What workers send in a round, and which step their messages make: gradients or local steps.
+    """The messages of workers in a round, and the step made of them: gradients or local steps.
 
     ``models``: number of models that are trained simultaneously. ``inner``: the spec of the optimiser of local steps,
     None for gradients. ``keep``: whether workers keep an optimiser's state. ``summary``: a short description, empty if
-    it is that of the code.
+    it is that of the code. ``fewest_replies``: the number of replies with which a step can be taken; None if it depends
+    on the code.
     """
 
     State: ClassVar[type[Any]]
+    fewest_replies: ClassVar[int | None] = None
     models: int = 1
     inner: str | None = None
     keep: bool = False
@@ -116,10 +118,6 @@ class RoundWork(ABC):
     def replacements(self, s: RoundState) -> list[int]:
         """Return workers that can take the place of participants that have been given up."""
         return []
-
-    def fewest_replies(self, s: RoundState) -> int | None:
-        """Return the number of replies with which a step can be taken; None if it depends on the code."""
-        return None
 
     def complete_without(self, s: RoundState) -> bool:
         """Return whether a step is to be taken without those that have not replied, as none can any more."""

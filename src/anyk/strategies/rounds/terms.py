@@ -1,4 +1,4 @@
-"""The terms of rounds: what one setting of rounds may ask about the others, to refuse what does not go with it."""
+"""The settings of rounds as seen by each other, to refuse combinations that do not work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RoundTerms(Protocol):
 
     @property
     def cancel(self) -> CancelMode:
-        """What happens to tasks under way when a round ends."""
+        """The fate of tasks under way when a round ends."""
 
     @property
     def rule(self) -> Wait:

@@ -1,9 +1,8 @@
-"""Exporters: what ``anyk export --to`` writes of a run, for other programs."""
+"""Formats in which ``anyk export --to`` writes runs for other programs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -16,7 +15,8 @@ from anyk.views.exports.perfetto import save_perfetto
 class Exporter(ABC):
     """A format in which runs are exported.
 
-    ``ending``: what follows the run's name in the usual name of the file or, with ``folder``, of the folder to write.
+    ``ending``: the ending added to the run's name in the usual name of the file or, with ``folder``, of the folder to
+    write.
     """
 
     ending: ClassVar[str]
@@ -34,7 +34,6 @@ exporters: Registry[Exporter] = Registry("export format")
 
 
 @exporters.register("perfetto")
-@dataclass(frozen=True)
 class _Perfetto(Exporter):
     """A trace for ui.perfetto.dev, a .json or .json.gz file."""
 
@@ -57,7 +56,6 @@ class _Tables(Exporter):
 
 
 @exporters.register("parquet")
-@dataclass(frozen=True)
 class _Parquet(_Tables):
     """The tables of the run's log as Parquet files, in a folder."""
 
@@ -65,7 +63,6 @@ class _Parquet(_Tables):
 
 
 @exporters.register("csv")
-@dataclass(frozen=True)
 class _Csv(_Tables):
     """The tables of the run's log as CSV files, in a folder."""
 
