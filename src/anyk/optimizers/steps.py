@@ -128,7 +128,10 @@ def number_in(spec: str) -> float | str:
 
 
 class _Pieces(NamedTuple):
-    """The pieces of a vector that are parameters: where they begin, their sizes, and whether the loss uses them."""
+    """The pieces of a vector that are parameters.
+
+    Where they begin, their sizes, and whether they are known to be unused.
+    """
 
     starts: Indices
     sizes: Indices
@@ -148,9 +151,10 @@ class _Pieces(NamedTuple):
 
     def at_rest(self, gradient: Vector) -> Flags | None:
         """Return the coordinates of the parameters that have no gradient; None if there are none (`lacks_gradient`)."""
-        zero = gradient == 0.0
-        if not zero.any():
+        first = gradient[self.starts]
+        if not ((first == 0.0) & (np.signbit(first) | self.unused)).any():
             return None
+        zero = gradient == 0.0
         marked = np.logical_and.reduceat(np.signbit(gradient), self.starts)
         rest = np.logical_and.reduceat(zero, self.starts) & (marked | self.unused)
         return np.repeat(rest, self.sizes) if rest.any() else None
