@@ -58,11 +58,11 @@ def takes(kind: type[Any]) -> Callable[[Command], Command]:
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
         def command(*args: Any, **values: Any) -> object:
-            arguments = {of_kind.name: values.pop(of_kind.name) for of_kind in fields(kind)}
+            arguments = {of_field.name: values.pop(of_field.name) for of_field in fields(kind)}
             return function(*args, options=kind(**arguments), **values)
 
-        for of_kind in reversed(fields(kind)):
-            command = of_kind.metadata["option"](of_kind.name)(command)
+        for of_field in reversed(fields(kind)):
+            command = of_field.metadata["option"](of_field.name)(command)
         return command  # type: ignore[return-value]
 
     return decorate

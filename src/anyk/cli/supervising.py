@@ -37,7 +37,7 @@ def supervise(resume: click.Command, folder: Path) -> int:
     """
     train = [argument for argument in sys.argv[1:] if argument != "--supervise"]
     command = [*train, "--out", str(folder)]
-    words = ["resume", str(folder), "--trust", *_shared(train, resume)]
+    resume_command = ["resume", str(folder), "--trust", *_shared(train, resume)]
     in_vain, newest = 0, _checkpoint(folder)
     with _Forwarding() as forwarding:
         while not forwarding.interrupted:
@@ -54,8 +54,8 @@ def supervise(resume: click.Command, folder: Path) -> int:
             if in_vain >= _IN_VAIN:
                 warn(f"the run was killed ({name}) {in_vain} times without a new checkpoint; it is not resumed")
                 return 1
-            command = words if (folder / "run.toml").exists() or (folder / "auto.toml").exists() else command
-            warn(f"the run was killed ({name}); {'resuming' if command is words else 'starting'} it again")
+            command = resume_command if (folder / "run.toml").exists() or (folder / "auto.toml").exists() else command
+            warn(f"the run was killed ({name}); {'resuming' if command is resume_command else 'starting'} it again")
             time.sleep(_PAUSE)
             forwarding.wait_for_lock(folder)
     return 130

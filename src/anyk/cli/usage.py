@@ -62,15 +62,15 @@ def _other_command(name: str, path: str, commands: Iterable[str]) -> str:
 def _of_value(error: click.BadParameter) -> str:
     """Return the sentence about a value of the wrong kind."""
     kind = error.param.type if error.param is not None else None
-    value = re.match(r"'(.*?)' is not", error.message, re.DOTALL)
-    if kind is None or value is None:
+    match = re.match(r"'(.*?)' is not", error.message, re.DOTALL)
+    if kind is None or match is None:
         return f"{_name(error.param)}: {error.message.rstrip('.')}"
     if isinstance(kind, click.Choice):
         choices = list(map(str, kind.choices))
-        near = suggest(value[1], choices, "")
-        return f"{_name(error.param)} should be one of {', '.join(choices)}, got '{value[1]}'{'; ' * bool(near)}{near}"
+        near = suggest(match[1], choices, "")
+        return f"{_name(error.param)} should be one of {', '.join(choices)}, got '{match[1]}'{'; ' * bool(near)}{near}"
     what = _NUMBERS.get(kind.name, kind.name)
-    return f"{_name(error.param)} should be {what}, got '{value[1]}'"
+    return f"{_name(error.param)} should be {what}, got '{match[1]}'"
 
 
 def _name(parameter: click.Parameter | None) -> str:

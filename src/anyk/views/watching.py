@@ -19,9 +19,7 @@ from anyk.errors import BadInput, as_bad_input, printable
 from anyk.plain import ByName
 from anyk.regular_files import remove_abandoned
 from anyk.runs import Following, Run, is_race
-from anyk.runs.api import COPIES, log_state, newest_seal, read_race, run_folders
-from anyk.runs.api import LOG_FILE as LOG
-from anyk.runs.api import RACE_FILE as RACE
+from anyk.runs.api import COPIES, LOG_FILE, RACE_FILE, log_state, newest_seal, read_race, run_folders
 from anyk.views.exports.prometheus import Port
 from anyk.views.page import bokeh_scripts, check_packages, page, render, script
 from anyk.views.prose import count_steps, duration
@@ -129,7 +127,7 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
         """Add pages for runs and races that have started."""
         for folder in self._folders:
             inner = sorted(folder.iterdir()) if folder.is_dir() else []
-            alone = (folder / "run.toml").is_file() or (folder / RACE).is_file()
+            alone = (folder / "run.toml").is_file() or (folder / RACE_FILE).is_file()
             for candidate in [folder] if alone else [candidate for candidate in inner if candidate.is_dir()]:
                 if candidate not in self._pages and ((candidate / "run.toml").is_file() or is_race(candidate)):
                     self._pages[candidate] = _Page(candidate)
@@ -171,9 +169,9 @@ class _Page:
 
     def _folders(self) -> tuple[list[Path], list[str]]:
         """Return the folders of the runs that have started, and the titles of the runs that have not."""
-        if (self._folder / RACE).is_file():
+        if (self._folder / RACE_FILE).is_file():
             planned = [(self._folder / entry.folder, entry.title) for entry in read_race(self._folder).entries]
-            waiting = [title for folder, title in planned if not (folder / LOG).is_file()]
+            waiting = [title for folder, title in planned if not (folder / LOG_FILE).is_file()]
             return [folder for folder, title in planned if title not in waiting], waiting
         return [self._folder] if (self._folder / "run.toml").is_file() else run_folders(self._folder), []
 
@@ -223,7 +221,7 @@ class _Page:
 
     def _current_line(self) -> ByName:
         folders, waiting = self._folders()
-        log_states: list[object] = [(folder, *log_state(folder / LOG)) for folder in folders]
+        log_states: list[object] = [(folder, *log_state(folder / LOG_FILE)) for folder in folders]
         if self._line is not None and self._line[0] == log_states:
             return self._line[1]
         runs, state = self._read()

@@ -22,8 +22,8 @@ from anyk.plain import ByName, values_of
 from anyk.problems import Tell
 from anyk.protocol import Strategy, models_trained, slot_names
 from anyk.runs import Promise, Run, resume, train
-from anyk.runs.api import RUN_FILE as RUN
 from anyk.runs.api import (
+    RUN_FILE,
     Callback,
     Callbacks,
     Count,
@@ -348,7 +348,7 @@ def _places(folder: Path) -> list[Path]:
     """Return the folders of the parts, in their order; remove the last if it was killed before its run started."""
     numbers = {place: place.name.partition("-")[0] for place in folder.iterdir() if place.is_dir()}
     places = sorted((place for place, text in numbers.items() if text.isdigit()), key=lambda place: int(numbers[place]))
-    if places and not (places[-1] / RUN).exists():
+    if places and not (places[-1] / RUN_FILE).exists():
         unstarted = places.pop()
         with locked(unstarted):
             empty(unstarted)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from anyk.errors import as_bad_input, needing
 from anyk.runs import Run
-from anyk.runs.api import LOG_TABLES as TABLES
+from anyk.runs.api import LOG_TABLES
 
 
 def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = "parquet") -> dict[str, int]:
@@ -27,7 +27,7 @@ def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = 
         with needing("pyarrow", "data", "writing Parquet files"):
             import_module("pyarrow")
     target, counts = Path(folder), {}
-    frames = {name: run.to_frame(name) for name in TABLES}  # before a folder is made
+    frames = {name: run.to_frame(name) for name in LOG_TABLES}  # before a folder is made
     with as_bad_input(f"the tables cannot be written to '{folder}'"):
         target.mkdir(parents=True, exist_ok=True)
         for name, frame in frames.items():
