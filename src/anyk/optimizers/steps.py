@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import wraps
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
@@ -250,16 +249,6 @@ class Optimizer(ABC):
 
         yield step
 
-    def _for_marks(self, problem: Any) -> Optimizer:
-        """Return an optimiser that leaves parameters alone which have no gradient, if the problem marks these."""
-        if not getattr(problem, "marks_unused", False):
-            return self
-        sizes = [math.prod(shape) for shape in problem.shapes]
-        unused = [place in getattr(problem, "unused_parameters", ()) for place in range(len(sizes))]
-        fitted = copy.copy(self)
-        object.__setattr__(fitted, "_pieces", _Pieces.of(np.array(sizes), np.array(unused)))
-        return fitted
-
     def _of_part(self, part: slice) -> Optimizer:
         """Return the optimiser of a part of the coordinates."""
         if self._pieces is None:
@@ -271,51 +260,15 @@ class Optimizer(ABC):
     def _lr(self, t: int, scale: float) -> float:
         return self.rate.at(t) * scale
 
-
-def _with_rest(step: Callable[..., Vector]) -> Callable[..., Vector]:
-    """Let coordinates without a gradient keep their numbers and their state in a step, as torch's optimisers do."""
-
-    @wraps(step)
-    def rested(
-        self: Optimizer,
-        w: Vector,
-        gradient: Vector,
-        state: State,
-        t: int,
-        scale: float = 1.0,
-        out: Vector | None = None,
-    ) -> Vector:
-        rest = None if self._pieces is None else self._pieces.at_rest(gradient)
-        if rest is None:
-            return step(self, w, gradient, state, t, scale, out)
-        kept = {name: vector[rest] for name, vector in state.items()}
-        out = step(self, w, gradient, state, t, scale, out)
-        out[rest] = w[rest]
-        for name, numbers in kept.items():
-            state[name][rest] = numbers
-        return out
-
-    return rested
-
-
-class _Descent(Optimizer):
-    """The common part of optimisers that step by ``-lr`` times a direction."""
-
-    @_with_rest
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
-        out = np.multiply(self._direction(gradient, state, scale, out), -self._lr(t, scale), out=out)
+    def _descended(self, w: Vector, direction: Vector, t: int, scale: float, out: Vector | None) -> Vector:
+        """Return the model after a step by ``-lr`` times a direction."""
+        out = np.multiply(direction, -self._lr(t, scale), out=out)
         out += w
         return out
 
-    def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
-        """Return the direction, in the memory of ``gradient``, ``state`` or ``out``, if this is given."""
-        return gradient
-
 
 @value_class
-class GD(_Descent):
+class GD(Optimizer):
     """Gradient descent: ``w - lr g``.
 
     >>> import numpy as np
@@ -327,9 +280,45 @@ class GD(_Descent):
     by_coordinate = True
     by_smoothness = True
 
+    def step(
+        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        return self._descended(w, gradient, t, scale, out)
+
+
+class _Resting(Optimizer):
+    """The common part of optimisers with a state: parameters without a gradient rest, as in torch's optimisers."""
+
+    def fitted(self, problem: Any) -> Optimizer:
+        """Return an optimiser that leaves parameters alone which have no gradient, if the problem marks these."""
+        if not getattr(problem, "marks_unused", False):
+            return self
+        sizes = [math.prod(shape) for shape in problem.shapes]
+        unused = [place in getattr(problem, "unused_parameters", ()) for place in range(len(sizes))]
+        fitted = copy.copy(self)
+        object.__setattr__(fitted, "_pieces", _Pieces.of(np.array(sizes), np.array(unused)))
+        return fitted
+
+    def step(
+        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        rest = None if self._pieces is None else self._pieces.at_rest(gradient)
+        if rest is None:
+            return self._step(w, gradient, state, t, scale, out)
+        kept = {name: vector[rest] for name, vector in state.items()}
+        out = self._step(w, gradient, state, t, scale, out)
+        out[rest] = w[rest]
+        for name, numbers in kept.items():
+            state[name][rest] = numbers
+        return out
+
+    @abstractmethod
+    def _step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float, out: Vector | None) -> Vector:
+        """Do :meth:`step` for all coordinates, also those without a gradient."""
+
 
 @value_class
-class Momentum(_Descent):
+class Momentum(_Resting):
     """Heavy ball: ``v = momentum v + g``, ``w - lr v`` (Polyak 1964)."""
 
     momentum: Decay = 0.9
@@ -337,13 +326,14 @@ class Momentum(_Descent):
     by_coordinate = True
     by_smoothness = True
 
-    def fitted(self, problem: Any) -> Optimizer:
-        return self._for_marks(problem)
-
     def start(self, w: Vector) -> State:
         return {"velocity": np.zeros_like(w)}
 
+    def _step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float, out: Vector | None) -> Vector:
+        return self._descended(w, self._direction(gradient, state, scale, out), t, scale, out)
+
     def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
+        """Return the direction, in the memory of ``gradient``, ``state`` or ``out``, if this is given."""
         velocity = state["velocity"]
         velocity *= self.momentum
         velocity += gradient
@@ -365,7 +355,7 @@ class Nesterov(Momentum):
 
 
 @value_class
-class Accelerated(Optimizer):
+class Accelerated(_Resting):
     """The accelerated method of the gradient-coding papers, ``theta_t = 2 / (t + 2)`` (Nesterov 1983).
 
     The papers use an auxiliary sequence, ``y_t = (1 - theta_t) x_t + theta_t u_t``, ``x_{t+1} = y_t - lr g(y_t)``,
@@ -378,16 +368,10 @@ class Accelerated(Optimizer):
     by_coordinate = True
     by_smoothness = True
 
-    def fitted(self, problem: Any) -> Optimizer:
-        return self._for_marks(problem)
-
     def start(self, w: Vector) -> State:
         return {"x": w.copy()}
 
-    @_with_rest
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
+    def _step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float, out: Vector | None) -> Vector:
         x = state["x"]
         gradient *= -self._lr(t, scale)
         gradient += w  # x_{t+1}
@@ -399,7 +383,7 @@ class Accelerated(Optimizer):
 
 
 @value_class
-class Adam(Optimizer):
+class Adam(_Resting):
     """Adam with bias correction (Kingma and Ba 2015, Algorithm 1)."""
 
     lr: float | str | Schedule = field()  # steps do not grow with the gradient: no default suits every problem
@@ -409,16 +393,10 @@ class Adam(Optimizer):
     name = "adam"
     by_coordinate = True
 
-    def fitted(self, problem: Any) -> Optimizer:
-        return self._for_marks(problem)
-
     def start(self, w: Vector) -> State:
         return {"first": np.zeros_like(w), "second": np.zeros_like(w)}
 
-    @_with_rest
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
+    def _step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float, out: Vector | None) -> Vector:
         first, second = state["first"], state["second"]
         first *= self.beta1
         first += np.multiply(gradient, 1.0 - self.beta1, out=out)
@@ -443,11 +421,8 @@ class AdamW(Adam):
     name = "adamw"
     by_coordinate = True
 
-    @_with_rest
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
-        out = super().step(w, gradient, state, t, scale, out=out)
+    def _step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float, out: Vector | None) -> Vector:
+        out = super()._step(w, gradient, state, t, scale, out)
         out -= np.multiply(w, self._lr(t, scale) * self.weight_decay, out=gradient)
         return out
 
