@@ -14,7 +14,7 @@ from anyk.problems.surroundings import Variables, differences, variables_of
 
 _NAMED = 3  # variables that a sentence names at most
 _ELEMENTS = 1_000  # elements of a tuple, list or dictionary that are looked at
-_ANEW = "make the problem anew after the change"
+ANEW = "make the problem anew after the change"
 
 
 class GivenArrays:
@@ -48,7 +48,7 @@ class GivenArrays:
         if different:
             raise BadInput(
                 f"the problem has converted the data, and trains what it made of them, but "
-                f"{named(different, 'the problem was made')}; {_ANEW}"
+                f"{named(different, 'the problem was made')}; {ANEW}"
             )
 
 

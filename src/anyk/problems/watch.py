@@ -12,7 +12,7 @@ import numpy as np
 
 from anyk.arrays import Vector
 from anyk.errors import BadInput
-from anyk.problems.given import named
+from anyk.problems.given import ANEW, named
 from anyk.problems.replicas import ROWS, Trial, sketch
 from anyk.problems.surroundings import Variables, differences
 
@@ -32,7 +32,6 @@ _REMEDY_OF_DATA = (
     "workers compute with the samples that they got then: to train on other ones, continue in a run of a new problem "
     "(begin=…); what the loss does not need, such as a record of losses, must be kept outside of the data"
 )
-ANEW = "make the problem anew after the change, from the module as it is"
 
 
 def is_glanced_at(step: int) -> bool:
@@ -54,12 +53,12 @@ class Computing(NamedTuple):
     gradient: Callable[[int], Vector]
 
 
-def compare_copies(copies: Computing, present: Computing, limit: float) -> None:
+def compare_copies(copies: Computing, present: Computing, limit: float, of: str) -> None:
     """Raise :class:`~anyk.errors.BadInput` if a problem's copies of the user's objects compute something else.
 
-    If variables differ without an effect on the gradient of a few samples, that of more samples is looked at. A random
-    gradient shows nothing; then the variables must be equal. ``limit``: the relative difference that rounding may
-    cause.
+    If variables differ without an effect on the gradient of a few samples, that of more samples is looked at, if that
+    takes a quarter of a second at most. A random gradient shows nothing; then the variables must be equal. ``limit``:
+    the relative difference that rounding may cause. ``of``: what the user calls the objects.
     """
     before, now = copies.variables(), present.variables()
     began = time.perf_counter()
@@ -82,8 +81,8 @@ def compare_copies(copies: Computing, present: Computing, limit: float) -> None:
             larger = Trial.of(partial(copies.gradient, many), limit, replicas=False)
         if larger is None or not _moved(larger, partial(present.gradient, many)):
             return
-    what = named(different, "the problem was made") if different else "the module has changed since then"
-    raise BadInput(f"the problem trains the copy of the module that it was made with, and {what}; {ANEW}")
+    what = named(different, "the problem was made") if different else f"{of} has changed since then"
+    raise BadInput(f"the problem trains the copy of {of} that it was made with, and {what}; {ANEW}")
 
 
 def other_numbers(names: Sequence[str], of: str) -> str:
@@ -113,10 +112,10 @@ class Watch:
     """Compares a gradient of a few samples, and the variables that are read for it, with those at the start.
 
     ``present`` computes with what the user's objects are now. Variables that computing itself changes, such as
-    counters, are ignored. So are others that change without an effect on the gradient, also of more samples, unless the
-    gradient is random or cannot be computed, or they are arrays and elements of the data, of which not all samples are
-    looked at. ``limit``: the relative difference that rounding may cause. ``is_read``: whether samples may be computed
-    from a variable of the data, by its name.
+    counters, are ignored. So are others that change without an effect on the gradient, also of more samples if that
+    takes a quarter of a second at most, unless the gradient is random or cannot be computed, or they are arrays and
+    elements of the data, of which not all samples are looked at. ``limit``: the relative difference that rounding may
+    cause. ``is_read``: whether samples may be computed from a variable of the data, by its name.
     """
 
     def __init__(self, present: Computing, limit: float, *, is_read: Callable[[str], bool] = lambda name: True) -> None:

@@ -17,7 +17,7 @@ from anyk.checks import AtLeastZero, typed
 from anyk.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of
 from anyk.problems.data.sample_batches import Samples
-from anyk.problems.given import GivenArrays
+from anyk.problems.given import ANEW, GivenArrays
 from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of, sums_of
 from anyk.problems.jax.model_loss import SEED, Averages, JaxNetwork, names_of, seed_for, seed_of
@@ -51,7 +51,7 @@ from anyk.problems.network_problem import (
 from anyk.problems.replicas import adds_up, model_like, not_a_sum, nudge_signs, trial_groups, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import ANEW, DATA, Computing, Watch, compare_copies, other_numbers
+from anyk.problems.watch import DATA, Computing, Watch, compare_copies, other_numbers
 
 if TYPE_CHECKING:
     from readjax import Source
@@ -409,6 +409,7 @@ class JaxProblem(NetworkProblem):
             Computing(lambda: self._made_variables, copied_gradient),
             Computing(self._model_variables, gradient),
             self._rounding(),
+            "params",
         )
         other = [
             name

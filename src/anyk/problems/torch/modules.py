@@ -26,7 +26,7 @@ from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, SampleBatch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.generators import seeded_generators
-from anyk.problems.given import GivenArrays
+from anyk.problems.given import ANEW, GivenArrays
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
@@ -78,7 +78,7 @@ from anyk.problems.torch.tensor_samples import (
     tensor_over,
 )
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import ANEW, DATA, DATA_SET, Computing, Watch, compare_copies, other_numbers
+from anyk.problems.watch import DATA, DATA_SET, Computing, Watch, compare_copies, other_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -556,6 +556,7 @@ class TorchProblem(NetworkProblem):
                 self._present(partitions).gradient,
             ),
             self._rounding(),
+            "the module",
         )
         numbers = self._numbers_of(self.module)
         if missing := self._made_with.keys() - numbers.keys():
