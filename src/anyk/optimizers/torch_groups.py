@@ -77,9 +77,8 @@ class TorchGroups:
         """Return an optimiser like the given one, without state, of these parameters: at ``places``, or all."""
         by_place = dict(zip(range(len(parameters)) if places is None else places, parameters, strict=True))
         optimizer = object.__new__(type(self.given))
-        attributes = {
-            name: value for name, value in vars(self.given).items() if name != "step"
-        }  # which schedulers wrap
+        # schedulers wrap the step
+        attributes = {name: value for name, value in vars(self.given).items() if name != "step"}
         optimizer.__dict__ |= attributes | {
             "state": defaultdict(dict),
             "param_groups": [

@@ -124,8 +124,8 @@ _ADVICE = (
 _NAMED = 3  # variables that a sentence names at most
 _REMEDY = (
     "a worker imports modules anew in the environment of its machine, and what this program has set in them since is "
-    "not there: make the value an "
-    "attribute of the loss or of the module, bind it with functools.partial, or name it in values="
+    "not there: make the value an attribute of the loss or of the module, bind it with functools.partial, or name it "
+    "in values="
 )
 _UNKNOWN_CAUSE = (
     "no variable that the loss, the module and the data set read is different, so they may draw from a generator of "

@@ -39,13 +39,8 @@ _HOOKS = {  # a torch module's tables of hooks that a computation calls, by kind
 }
 _WRAPPED = 4  # layers around a function, and functions in functions, that are looked into
 _READERS = ("__getitem__", "__getitems__", "__getattr__", "__len__")  # methods by which samples are read
-_INDIRECT = {
-    "getattr",
-    "vars",
-    "eval",
-    "exec",
-    "__dict__",
-}  # names with which code reads attributes that it does not name
+# names with which code reads attributes that it does not name
+_INDIRECT = {"getattr", "vars", "eval", "exec", "__dict__"}
 _ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}  # names with which a function reads the environment
 _OPEN = 8  # letters of a text in the environment that is shown: a longer one may be a secret
 _IS_NAME = re.compile(r"[A-Za-z_]\w{0,80}").fullmatch

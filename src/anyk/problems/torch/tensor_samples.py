@@ -360,8 +360,9 @@ class _Readers:
         for _ in range(processes):
             own, other = context.Pipe()
             with _unnamed_main():
-                readers.append(context.Process(target=_read_for, args=(other, body), daemon=True))
-                readers[-1].start()
+                reader = context.Process(target=_read_for, args=(other, body), daemon=True)
+                readers.append(reader)
+                reader.start()
             other.close()
             self._pipes.append(own)
         weakref.finalize(self, _end_readers, self._pipes, readers)
