@@ -35,7 +35,7 @@ import numpy as np
 from synthetic_fleets import CLEAN, CULPRITS, FLEETS, NOISE, REPORTED, base, few, make, rack, slow_one, waves
 
 import anyk
-from anyk import keyed
+from anyk.base import keyed
 from anyk.fleet.explanation.attribution import culprits as find_culprits
 from anyk.fleet.explanation.attribution import drifts, groups, shares
 from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies

@@ -40,10 +40,10 @@ from typing import Any
 import numpy as np
 
 import anyk
-from anyk import keyed
+from anyk.base import keyed
+from anyk.base.specs import parse, show
 from anyk.codes import registry as codes
 from anyk.protocol import Cancel, Combine, Dispatch, Failed, Fleet, Joined, Lost, Note, Reply, Running, SetAlarm, Stop
-from anyk.specs import parse, show
 from anyk.strategies import registry as strategies
 from anyk.testing.hostile import Play
 from strategy_schedules import STRATEGIES

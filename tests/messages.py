@@ -57,7 +57,7 @@ def masked(message: str) -> str:
 
 def record(folder: str) -> None:
     """From now on, append each sentence of bad input to a file of this process (``conftest.py`` calls this)."""
-    from anyk.errors import BadInput
+    from anyk.base.errors import BadInput
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     seen: set[str] = set()

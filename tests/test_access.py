@@ -25,8 +25,8 @@ IMPORTS = {
     "__init__.py": "names of anyk itself",
     "cli/lists.py": "registries of anyk itself",
     "clusters/processes/forkserver.py": "modules that the driver has imported",
-    "installed.py": "plug-ins and commands of installed distributions",
-    "named.py": "code that the user names, from folders only with trust",
+    "base/installed.py": "plug-ins and commands of installed distributions",
+    "base/named.py": "code that the user names, from folders only with trust",
     "optimizers/library_classes.py": "optimisers that the user names",
     "optimizers/torch_optimizers.py": "PyTorch",
     "optimizers/torch_groups.py": "PyTorch",
@@ -34,7 +34,7 @@ IMPORTS = {
     "testing/__init__.py": "names of anyk itself",
     "views/exports/log_tables.py": "packages that formats need",
 }
-RUNS = {"named.py": "code that the user names"}
+RUNS = {"base/named.py": "code that the user names"}
 UNPICKLING = {"load", "loads", "Unpickler"}
 PICKLES = {"pickle", "cloudpickle", "marshal", "shelve", "joblib", "dill", "torch"}
 IMPORTING = {"import_module", "__import__", "spec_from_file_location", "run_path", "run_module"}

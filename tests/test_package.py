@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.specs import Registry
 from anyk.cli import main
-from anyk.specs import Registry
 from doclines import FILES, lines_of, pages
 from surface import DISTRIBUTIONS, modules
 

@@ -28,13 +28,13 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from anyk import clusters, codes, compression, delays, graphs, optimizers, strategies
+from anyk.base.errors import BadInput
 from anyk.cli import main
 from anyk.delays import Trace
-from anyk.errors import BadInput
 from anyk.problems.data import load
 from anyk.problems.data.dataset import Dataset
+from base.test_specs import CODES, DELAYS, OPTIMIZERS, SCHEDULES, STRATEGIES
 from hanging import within
-from test_specs import CODES, DELAYS, OPTIMIZERS, SCHEDULES, STRATEGIES
 
 pytestmark = pytest.mark.slow
 

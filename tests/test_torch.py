@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 
 
 def network():

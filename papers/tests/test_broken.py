@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from anyk.base.errors import RunFailed
 from anyk.codes import decoders, repetition
 from anyk.codes.base import Code
 from anyk.codes.decoders import Decoding, Selection
 from anyk.codes.heterogeneous import HeterogeneousCode
-from anyk.errors import RunFailed
 from anyk.fleet.theory import adversaries
 from anyk.strategies import StragglerModel
 from anyk.strategies.averaging import adapting, gossip

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
         torch,
         views,
     )
+    from anyk.base.errors import BadInput, NotDecodable, RunFailed
     from anyk.callbacks import Callback, Checkpoint, EarlyStopping, StopRun
     from anyk.clusters import cluster
     from anyk.codes import code
-    from anyk.errors import BadInput, NotDecodable, RunFailed
     from anyk.fleet import check, explain, plan, resume_auto, train_auto
     from anyk.runs import Evaluate, Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
     from anyk.strategies import strategy
@@ -42,7 +42,7 @@ _NAMES = {
     "callbacks": "Callback Checkpoint EarlyStopping StopRun",
     "clusters": "cluster",
     "codes": "code",
-    "errors": "BadInput NotDecodable RunFailed",
+    "base.errors": "BadInput NotDecodable RunFailed",
     "fleet": "check explain plan resume_auto train_auto",
     "runs": "Evaluate Race Run race replay resume resume_race rounds train train_many verify",
     "strategies": "strategy",

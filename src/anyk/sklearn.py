@@ -21,13 +21,13 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from anyk.arrays import Array, Floats, Vector
-from anyk.checks import AtLeastOne, NonnegativeNumber, check
+from anyk.base.arrays import Array, Floats, Vector
+from anyk.base.checks import AtLeastOne, NonnegativeNumber, check
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.delays import DelayModel
-from anyk.errors import BadInput
 from anyk.optimizers import Optimizer, split_rate
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.plain import ByName
 from anyk.problems import (
     LeastSquares,
     LinearProblem,
@@ -302,8 +302,8 @@ class AnykClassifier(ClassifierMixin, _Linear):
     Fitted: ``coef_`` (1 x features for two classes, else classes x features), ``intercept_``, ``classes_``,
     ``n_iter_``, ``n_features_in_``, and ``run_``, the :class:`~anyk.runs.Run`, which pickling omits.
 
-    Raises :class:`~anyk.errors.BadInput` (a ValueError) for settings that cannot work, and
-    :class:`~anyk.errors.RunFailed` if training cannot continue.
+    Raises :class:`~anyk.BadInput` (a ValueError) for settings that cannot work, and
+    :class:`~anyk.RunFailed` if training cannot continue.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)

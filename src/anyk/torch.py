@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from anyk.base.errors import BadInput, RunFailed, describe_error
 from anyk.clusters import Cluster
 from anyk.codes import Code
-from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems import TorchProblem
 from anyk.protocol import Strategy
 from anyk.runs import Run, rounds
@@ -44,7 +44,7 @@ class Optimizer(AbstractContextManager["Optimizer"]):
     :func:`anyk.rounds` (``evaluate``, ``seconds``, ``accumulate``, ``out``, ``go_on``, …); the run folder also stores
     the state of ``optimizer``. The run ends with :meth:`close` or the ``with`` block, or at ``steps``.
 
-    Raises :class:`~anyk.errors.BadInput` if the optimiser has other parameters than the module, and the errors of
+    Raises :class:`~anyk.BadInput` if the optimiser has other parameters than the module, and the errors of
     :func:`anyk.rounds`.
 
     >>> import anyk, torch
@@ -95,7 +95,7 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         the step returned is the last. ``closure``: returns the loss of the module, and computes no gradient
         (``lambda: loss(module(X), y)``); by default the problem's loss is evaluated on the driver.
 
-        Raises :class:`~anyk.errors.BadInput` after the run's end, and the errors of the run.
+        Raises :class:`~anyk.BadInput` after the run's end, and the errors of the run.
         """
         if self._over:
             raise BadInput("the run is over: it was closed, or has reached its limit; make a new optimiser for another")

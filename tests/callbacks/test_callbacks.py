@@ -292,7 +292,7 @@ def test_a_mirror_is_whole_at_any_time_and_outlives_the_run(tmp_path):
     with anyk.runs.Following(mirror.folder) as followed:
         assert followed.run().steps == 100 and followed.ended
     for folder, sentence in ((tmp_path / "run", "is the run's"), (tmp_path, "contains other files")):
-        with pytest.raises(anyk.errors.BadInput, match=sentence):
+        with pytest.raises(anyk.base.errors.BadInput, match=sentence):
             anyk.resume(tmp_path / "run", steps=201, callbacks=[anyk.callbacks.Mirror(folder)])
-    with pytest.raises(anyk.errors.BadInput, match="give out='runs/NAME'"):
+    with pytest.raises(anyk.base.errors.BadInput, match="give out='runs/NAME'"):
         anyk.train(linear(), "uncoded", fleet(), steps=1, callbacks=[mirror])

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
-from anyk import named
+from anyk.base import named
 from anyk.callbacks import callback
 from anyk.cli import main
 from anyk.runs.folder.config import read_config

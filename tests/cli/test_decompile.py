@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import MissingPackage
 from anyk.cli import main
-from anyk.errors import MissingPackage
 from readjax import Source
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.errors import BadInput
 
 
 @pytest.fixture(autouse=True)

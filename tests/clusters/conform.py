@@ -24,9 +24,9 @@ import numpy as np
 import psutil
 
 import anyk
+from anyk.base.regular_files import LockedFolder
 from anyk.clusters import Cluster, Mpi, Ray
 from anyk.problems.linear.row_partitions import LinearPartitions
-from anyk.regular_files import LockedFolder
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 from anyk.testing.clusters import (

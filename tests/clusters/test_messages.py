@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk import keyed
+from anyk.base import keyed
+from anyk.base.errors import RunFailed
 from anyk.clusters.messages import Messages, inspect_message
-from anyk.errors import RunFailed
 from anyk.problems import LeastSquares
 from anyk.protocol import Chunk
 from anyk.testing import Squares

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from anyk.base.errors import BadInput
 from anyk.codes import (
     BernoulliCode,
     Code,
     HeterogeneousCode,
 )
 from anyk.delays import ShiftedExponential
-from anyk.errors import BadInput
 from code_oracles import AnyMatrix, harmonic, lost_chance, made
 
 pytestmark = pytest.mark.in_process

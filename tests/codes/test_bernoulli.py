@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk import codes
+from anyk.base.errors import BadInput
 from anyk.codes import (
     BernoulliCode,
     Code,
     RegularisedBernoulliCode,
     StochasticBlockCode,
 )
-from anyk.errors import BadInput
 from code_oracles import dense, least_squares, made
 
 pytestmark = pytest.mark.in_process

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
+from anyk.base.errors import BadInput, NotDecodable
 from anyk.codes import BinaryCode, FractionalRepetition
-from anyk.errors import BadInput, NotDecodable
 from code_oracles import dense, least_squares, made, spans_ones, subsets
 
 pytestmark = pytest.mark.in_process

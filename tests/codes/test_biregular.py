@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anyk.base.errors import BadInput
 from anyk.codes import (
     Code,
     ExpanderCode,
     RandomBiregularCode,
     worst_stragglers,
 )
-from anyk.errors import BadInput
 from anyk.graphs import second_eigenvalue
 from code_oracles import dense
 

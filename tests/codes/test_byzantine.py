@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.codes import (
     DracoCode,
     locate,
 )
-from anyk.errors import BadInput
 from code_oracles import dense
 
 pytestmark = pytest.mark.in_process

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk import keyed
+from anyk.base import keyed
 from anyk.codes import BernoulliCode, FractionalRepetition, Uncoded
 from anyk.codes.changing import GroupedRepetition, PartialBernoulli, first_groups, follow
 from anyk.codes.decoders import method

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.codes import (
     Algorithmic,
     BatchedCoupons,
@@ -16,7 +17,6 @@ from anyk.codes import (
     StochasticBlockCode,
     registry,
 )
-from anyk.errors import BadInput
 
 WORKERS = (2, 4, 7, 12, 30)
 SHORT = {"stragglers": [1, 1, 1, 1, 3], "load": [2, 2, 2, 2, 3], "degree": [None, 2, 2, 2, 3]}  # log n; a tenth of n

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from anyk.base.errors import BadInput, NotDecodable
 from anyk.codes import (
     CommunicationEfficient,
 )
-from anyk.errors import BadInput, NotDecodable
 from code_oracles import subsets
 
 pytestmark = pytest.mark.in_process

@@ -8,9 +8,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from anyk.base.errors import BadInput
 from anyk.codes import CyclicRepetition
 from anyk.codes.cyclic import _best_sample
-from anyk.errors import BadInput
 from code_oracles import dense, least_squares, made, subsets
 
 pytestmark = pytest.mark.in_process

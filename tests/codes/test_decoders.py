@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk import codes
+from anyk.base.errors import BadInput, NotDecodable
 from anyk.cli import main
 from anyk.codes import (
     Algorithmic,
@@ -25,7 +26,6 @@ from anyk.codes import (
     Uncoded,
 )
 from anyk.codes.decoders import Removal
-from anyk.errors import BadInput, NotDecodable
 from anyk.fleet import facts
 from code_oracles import AnyMatrix, dense, least_squares, made, spans_ones, subsets
 

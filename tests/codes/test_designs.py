@@ -9,9 +9,9 @@ import pytest
 
 import anyk
 from anyk import codes
+from anyk.base.errors import BadInput
 from anyk.codes import BlockDesignCode, Code, KroneckerCode, RandomBiregularCode, designs_for, worst_stragglers
 from anyk.codes.designs import field, prime_power
-from anyk.errors import BadInput
 from code_oracles import dense, least_squares, made, subsets
 
 pytestmark = [pytest.mark.in_process, pytest.mark.slow]

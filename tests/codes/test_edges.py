@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anyk.base.errors import BadInput
 from anyk.codes import (
     EdgeCode,
 )
 from anyk.codes.edges import edge_weights
-from anyk.errors import BadInput
 from code_oracles import dense, least_squares
 
 pytestmark = pytest.mark.in_process

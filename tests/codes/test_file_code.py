@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
 from anyk.codes.file_code import proven_stragglers
-from anyk.errors import BadInput
 from anyk.testing import check_code, check_strategy
 from code_oracles import spans_ones
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.codes import (
     HeterogeneousCode,
 )
-from anyk.errors import BadInput
 from code_oracles import dense
 
 pytestmark = pytest.mark.in_process

@@ -14,9 +14,9 @@ import pytest
 from scipy.sparse import csr_array, sparray
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.codes import Code, MatrixCode, ProgressCode, registry
 from anyk.codes.made import check_code
-from anyk.errors import BadInput
 
 pytestmark = pytest.mark.in_process
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
+from anyk.base.errors import BadInput, NotDecodable
 from anyk.codes import (
     CyclicMDS,
 )
-from anyk.errors import BadInput, NotDecodable
 from code_oracles import dense, least_squares, made, subsets
 
 pytestmark = [pytest.mark.in_process, pytest.mark.slow]

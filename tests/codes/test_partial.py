@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk.base.specs import parse
 from anyk.codes import PartialStragglers
-from anyk.specs import parse
 from anyk.testing import check_code
 from code_oracles import dense, least_squares, subsets
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anyk.base.errors import BadInput
 from anyk.codes import (
     ChunkOrderCode,
     NestedCode,
     ProgressCode,
     RandomBiregularCode,
 )
-from anyk.errors import BadInput
 from code_oracles import dense, least_squares, spans_ones, subsets
 
 pytestmark = pytest.mark.in_process

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyk import codes
+from anyk.base.errors import BadInput
 from anyk.codes import (
     BatchedCoupons,
     FractionalRepetition,
     Uncoded,
 )
-from anyk.errors import BadInput
 from code_oracles import dense, harmonic, least_squares, lost_chance, made, spans_ones, subsets
 
 pytestmark = pytest.mark.in_process

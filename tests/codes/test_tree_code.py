@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.codes import (
     CyclicRepetition,
     FractionalRepetition,
     TreeCode,
 )
 from anyk.codes.tree_code import ROOT
-from anyk.errors import BadInput
 from code_oracles import dense
 
 pytestmark = pytest.mark.in_process

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from anyk.base.errors import BadInput
 from anyk.delays import DelayModel, parse
-from anyk.errors import BadInput
 
 pytestmark = pytest.mark.in_process
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk import keyed
+from anyk.base import keyed
+from anyk.base.errors import BadInput
 from anyk.delays import DelayModel, parse
 from anyk.delays.bursts import _recent
-from anyk.errors import BadInput
 from anyk.testing import check_delays
 
 pytestmark = pytest.mark.in_process

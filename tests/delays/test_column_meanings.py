@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.errors import BadInput
 from anyk.fleet.records import Record, read, read_all
 
 pytestmark = pytest.mark.in_process

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.delays import communication, parse
-from anyk.errors import BadInput
 from anyk.fleet import simulated_pace
 from anyk.testing import Squares
 

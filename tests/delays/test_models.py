@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from anyk import delays, keyed
+from anyk import delays
+from anyk.base import keyed
+from anyk.base.errors import BadInput
 from anyk.delays import (
     Bimodal,
     Constant,
@@ -27,7 +29,6 @@ from anyk.delays import (
     fit,
     parse,
 )
-from anyk.errors import BadInput
 
 pytestmark = pytest.mark.in_process
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyk import delays
+from anyk.base.errors import BadInput
 from anyk.delays import DelayStream, Trace
-from anyk.errors import BadInput
 
 pytestmark = pytest.mark.in_process
 
@@ -232,7 +232,7 @@ def test_measured_traces_are_understood(data_folder: Path) -> None:
 
 
 def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anyk.tables._DEFAULT", 100_000)
+    monkeypatch.setattr("anyk.tables.input_files._DEFAULT", 100_000)
     np.savez_compressed(tmp_path / "t.npz", seconds=np.ones((1000, 30)))
     with pytest.raises(
         BadInput, match=r"t.npz unpacks to 0.00024 GB, but the limit is 0.0001 GB; if you trust the file"

@@ -20,9 +20,9 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput, RunFailed
 from anyk.cli import main
 from anyk.clusters.messages import inspect_message, spoil
-from anyk.errors import BadInput, RunFailed
 from anyk.testing import FaultPlan, chaos, chaos_outcome
 from anyk.testing.chaos_faults import PROMISES, per_second, slowness
 from anyk.testing.chaos_training import MARK, DisturbedTraining

@@ -20,7 +20,7 @@ from rich.console import Console
 
 import anyk
 import anyk.cli
-from anyk import specs
+from anyk.base import specs
 from anyk.cli import main
 from anyk.runs import compare
 from anyk.runs.callbacks import Watching

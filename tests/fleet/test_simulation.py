@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
 from anyk.clusters import Simulated
 from anyk.codes import NestedCode
 from anyk.delays import Table, parse
-from anyk.errors import BadInput
 from anyk.fleet import computed_load, pace, simulated_pace
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session

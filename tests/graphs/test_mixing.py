@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anyk.base.errors import BadInput
 from anyk.delays import parse
-from anyk.errors import BadInput
 from anyk.fleet import best_tau, cooperative_bound, simulated_pace
 from anyk.graphs import best_constant, edges_of, elastic, graph, laplacian, matcha, matchings, metropolis, zeta
 from anyk.strategies import strategy

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse.csgraph import connected_components
 
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular
 
 pytestmark = pytest.mark.in_process

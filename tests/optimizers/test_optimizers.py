@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.optimizers import GD, ConstantRate, ExponentialRate, InverseTimeRate, learning_rate
 
 pytestmark = pytest.mark.in_process

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.optimizers import GD, Accelerated, Adam, ExponentialRate, Momentum, Nesterov, Optimizer, optimizer
 
 pytestmark = pytest.mark.in_process

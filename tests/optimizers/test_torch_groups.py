@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.optimizers import Clip, TorchOptimizer
 
 EVERY = 4

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import anyk
-from anyk.errors import BadInput, RunFailed
+from anyk.base.errors import BadInput, RunFailed
 from anyk.optimizers import GD, Adam, Clip, ExponentialRate, OptaxOptimizer, TorchOptimizer, optimizer
 from anyk.runs.folder import checkpoints
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
 y = torch.randn(40, 1, generator=torch.Generator().manual_seed(1))

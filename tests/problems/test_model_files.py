@@ -9,7 +9,7 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.problems import TorchProblem
 
 

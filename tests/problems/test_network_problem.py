@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.errors import BadInput, RunFailed
+from anyk.base.errors import BadInput, RunFailed
 from anyk.problems import JaxProblem, TorchProblem
 from anyk.problems.replicas import trial_groups
 

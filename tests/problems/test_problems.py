@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.errors import BadInput
 from anyk.problems import from_function, from_recipe
 
 SCRIPT = """

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import anyk
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.messages import Messages
-from anyk.errors import BadInput, RunFailed
 from anyk.problems import ManyPartitions, TorchProblem
 from anyk.problems.replicas import SINGLE, mark, marks_apart
 from anyk.testing.problems import Squares

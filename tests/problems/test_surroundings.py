@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.problems.replicas import Trial
 from anyk.problems.surroundings import differences, variables_of
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.problems.values import Leaves, Values, taken_by
 
 NESTED = {

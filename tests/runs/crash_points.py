@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyk
-from anyk import regular_files
+from anyk.base import regular_files
 from anyk.clusters import Cluster, Outage, Processes, Simulated
 from anyk.runs import training
 from anyk.runs.callbacks import Watching

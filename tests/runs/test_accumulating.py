@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.clusters.messages import Messages
-from anyk.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.protocol import Chunk
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.clusters import Compute, Outage, Simulated
-from anyk.errors import BadInput
 from anyk.runs.callbacks import Watching
 from anyk.runs.engine.counts import ENDINGS
 from anyk.runs.evaluation.evaluator import Evaluator, divergence

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import anyk
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters import Outage, Simulated
-from anyk.errors import BadInput, RunFailed
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.protocol import Alarm, Fleet, Joined, Layout, Leaving, Lost, Reply, Running
 from anyk.strategies import Crew, CrewStrategy
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk.errors import BadInput, UnknownName
+from anyk.base.errors import BadInput, UnknownName
 from anyk.strategies import (
     Adaptive,
     AllOf,

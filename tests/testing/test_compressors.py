@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk import keyed
+from anyk.base import keyed
 from anyk.compression import Compressor, registry
 from anyk.testing import check_compressor
 

@@ -14,8 +14,8 @@ import pytest
 
 import anyk
 from anyk import codes, strategies
+from anyk.base.errors import RunFailed
 from anyk.clusters import Simulated
-from anyk.errors import RunFailed
 from anyk.protocol import (
     Alarm,
     Chunk,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk import keyed
+from anyk.base import keyed
 from anyk.clusters.local import LocalStepper, State
 from anyk.clusters.packing import pack, unpack
 from anyk.clusters.processes import Processes

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import anyk
-from anyk import keyed
+from anyk.base import keyed
 from anyk.clusters import Cluster, Mpi, Ray
 from anyk.clusters.processes import Processes
 from anyk.clusters.remote import losses

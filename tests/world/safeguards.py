@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
-from anyk import regular_files
+from anyk.base import regular_files
 from anyk.clusters import store
 from anyk.clusters.processes import memory, processes, shared_store
 from anyk.clusters.remote import networked, remote

@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 
 import anyk
-from anyk import regular_files
+from anyk.base import regular_files
 from anyk.runs import saving
 from anyk.runs.log.runlog import RunLog
 from anyk.testing import Squares

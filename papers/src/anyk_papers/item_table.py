@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Floats
-from anyk.errors import BadInput
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 
 Case = Mapping[str, Any]
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 from anyk.callbacks import Callback
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import DelayModel
-from anyk.errors import BadInput
 from anyk.optimizers import GD, Optimizer
 from anyk.problems import from_data
 from anyk.problems.base import Problem
@@ -112,7 +112,7 @@ class Lab:
         return quick if self.quick else full
 
     def check_simulated(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` on other clusters, for items that look at the models of workers."""
+        """Raise :class:`~anyk.BadInput` on other clusters, for items that look at the models of workers."""
         if self.cluster != "simulated":
             raise BadInput(
                 f"'{self.item}' looks at the workers' models, which only the simulated cluster shows; leave out "
@@ -120,7 +120,7 @@ class Lab:
             )
 
     def path(self, name: str) -> Path:
-        """Return a data file; if it is missing, raise :class:`~anyk.errors.BadInput` with its origin."""
+        """Return a data file; if it is missing, raise :class:`~anyk.BadInput` with its origin."""
         file, origin = _FILES.get(name, (name, name))
         folder = self.data_folder or Path(os.environ.get("ANYK_DATA", "data"))
         if not (folder / file).exists():

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.checks import AtLeastOne, check
-from anyk.errors import BadInput, MissingPackage, as_bad_input, suggest
+from anyk.base.checks import AtLeastOne, check
+from anyk.base.errors import BadInput, MissingPackage, as_bad_input, suggest
 from anyk.runs.api import check_plain
 from anyk_papers.gallery import items
 from anyk_papers.item import Item, Verdict, Word, overall
@@ -99,7 +99,7 @@ def reproduce(
 
     ``cluster``: ``processes`` runs an item on the real clock that otherwise uses the virtual clock. ``keep``: a folder
     that stores the result of each case by its settings (default: ``.results`` in ``out``), so that only the
-    remaining cases are run after an interruption. Raises :class:`~anyk.errors.BadInput` if the item does not exist, or
+    remaining cases are run after an interruption. Raises :class:`~anyk.BadInput` if the item does not exist, or
     its data is missing.
 
     >>> reproduction = reproduce("erasurehead-theory", quick=True, seeds=1)

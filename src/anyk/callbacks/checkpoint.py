@@ -8,14 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.base.arrays import Vector
+from anyk.base.checks import AtLeastOne, NonnegativeNumber, typed
+from anyk.base.errors import BadInput, RunFailed
+from anyk.base.plain import ByName
+from anyk.base.regular_files import replacing
+from anyk.base.specs import Folder
 from anyk.callbacks.lookup import registry
-from anyk.checks import AtLeastOne, NonnegativeNumber, typed
-from anyk.errors import BadInput, RunFailed
-from anyk.plain import ByName
-from anyk.regular_files import replacing
 from anyk.runs.callbacks import Callback, EvaluationInfo, RunInfo, StepInfo, StopRun
-from anyk.specs import Folder
 
 Quantity = Literal["loss", "metric"]
 
@@ -36,7 +36,7 @@ class Best:
     _sign: float = 1.0
 
     def begin(self, info: RunInfo) -> None:
-        """Prepare for a run; raise :class:`~anyk.errors.BadInput` if it evaluates nothing."""
+        """Prepare for a run; raise :class:`~anyk.BadInput` if it evaluates nothing."""
         if info.config.evaluate == "none":
             raise BadInput(f"{self.user} needs evaluation, which evaluate=None switches off; omit one of them")
         if info.evaluated is None or (self.of == "loss" and info.evaluated == "held_out"):
@@ -57,7 +57,7 @@ class Best:
         """Return whether an evaluation is better than all before by at least ``min_delta``; None if unknown.
 
         It is unknown for versions older than one evaluated before, and without a loss. Raises
-        :class:`~anyk.errors.BadInput` without a metric.
+        :class:`~anyk.BadInput` without a metric.
         """
         value = info.loss if self.of == "loss" else info.metric
         if value is None:
@@ -86,8 +86,8 @@ class Checkpoint(Callback):
     (``model 1-best.npy``), and so has each run of a race, in a folder with its strategy's name. The state for resuming
     a run is stored elsewhere, in the folder ``out`` of :func:`anyk.train`.
 
-    Raises :class:`~anyk.errors.BadInput` if neither is given, or ``best`` without evaluation, and ends the run with
-    :class:`~anyk.errors.RunFailed` if a file cannot be written.
+    Raises :class:`~anyk.BadInput` if neither is given, or ``best`` without evaluation, and ends the run with
+    :class:`~anyk.RunFailed` if a file cannot be written.
 
     >>> import anyk, numpy, tempfile
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
@@ -157,7 +157,7 @@ class EarlyStopping(Callback):
     clock they take at most a twentieth of the time, so the run may end late. If several models are trained,
     only the first counts. Each run of a race is judged separately, a resumed run together with its earlier part.
 
-    Raises :class:`~anyk.errors.BadInput` if nothing is evaluated.
+    Raises :class:`~anyk.BadInput` if nothing is evaluated.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")

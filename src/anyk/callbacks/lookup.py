@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyk.errors import BadInput, explaining
-from anyk.named import admit_place, function_named
+from anyk.base.errors import BadInput, explaining
+from anyk.base.named import admit_place, function_named
+from anyk.base.specs import Registry, absolute, parse, show, with_files
 from anyk.runs.callbacks import HOOKS, Callbacks, check_callbacks
-from anyk.specs import Registry, absolute, parse, show, with_files
 
 registry: Registry[Any] = Registry("callback")
 
@@ -20,13 +20,13 @@ def callback(spec: str) -> Any:
     """Return the callback of a spec, such as ``early-stopping:patience=5``, or the result of a named function.
 
     The function has no arguments and is named as ``file.py:function`` or ``module:function``. Raises
-    :class:`~anyk.errors.BadInput` if there is no such callback, or the function returns something else.
+    :class:`~anyk.BadInput` if there is no such callback, or the function returns something else.
 
     >>> callback("early-stopping:patience=3").patience
     3
     >>> callback("early-stoping")
     Traceback (most recent call last):
-    anyk.errors.UnknownName: no callback 'early-stoping'; did you mean 'early-stopping'?
+    anyk.base.errors.UnknownName: no callback 'early-stoping'; did you mean 'early-stopping'?
     """
     return _build_named(spec)[0]
 

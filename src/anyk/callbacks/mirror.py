@@ -11,9 +11,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from anyk.checks import Positive, typed
-from anyk.errors import BadInput, RunFailed, as_bad_input
-from anyk.regular_files import LockedFolder, replacing
+from anyk.base.checks import Positive, typed
+from anyk.base.errors import BadInput, RunFailed, as_bad_input
+from anyk.base.regular_files import LockedFolder, replacing
 from anyk.runs.api import COPIES, LOG_FILE, RUN_FILE, check_plain, read_config, write_sealed
 from anyk.runs.callbacks import Callback, EndInfo, RunInfo
 
@@ -31,8 +31,8 @@ class Mirror(Callback):
     any run folder; it has no checkpoint, so it cannot be resumed. Each run of a race has its own folder in ``folder``.
 
     A thread copies every ``every`` seconds, less often if that would take more than 2 % of the time, and once more when
-    the run ends. A copy that fails is tried again. Raises :class:`~anyk.errors.BadInput` if the run has no folder of
-    its own or the first copy fails, and :class:`~anyk.errors.RunFailed` if the last one fails.
+    the run ends. A copy that fails is tried again. Raises :class:`~anyk.BadInput` if the run has no folder of
+    its own or the first copy fails, and :class:`~anyk.RunFailed` if the last one fails.
 
     >>> import anyk, tempfile
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")

@@ -7,12 +7,12 @@ import time as clock
 from pathlib import Path
 from typing import Annotated, Any
 
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput, MissingPackage, as_bad_input, needing
+from anyk.base.plain import ByName, values_of
+from anyk.base.specs import Folder
 from anyk.callbacks.lookup import registry
-from anyk.checks import AtLeastOne, typed
-from anyk.errors import BadInput, MissingPackage, as_bad_input, needing
-from anyk.plain import ByName, values_of
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
-from anyk.specs import Folder
 
 Address = Annotated[str | None, "a destination"]
 
@@ -84,7 +84,7 @@ class MLflow(Callback):
     named by its strategy; it ends as FINISHED, FAILED or KILLED. Needs the package ``mlflow``, or ``mlflow-skinny``
     with the packages for its database: ``pip install '.[mlflow]'``.
 
-    Raises :class:`~anyk.errors.BadInput` for an address that MLflow refuses.
+    Raises :class:`~anyk.BadInput` for an address that MLflow refuses.
     """
 
     def __init__(self, experiment: str | None = None, *, tracking_uri: Address = None, every: AtLeastOne = 1) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
+from anyk.base.errors import RunFailed
+from anyk.base.plain import values_of
 from anyk.cli.fields import is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import ProblemOptions, json_option, read_workers, workers_or_range
 from anyk.cli.output import check_page, say, warn, write_json
-from anyk.errors import RunFailed
-from anyk.plain import values_of
 
 _OWN = ("optimizer", "delays")  # options whose default differs from that of train
 

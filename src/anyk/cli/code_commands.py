@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from anyk.base.plain import ByName, values_of
 from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, picture_option, plugin_option, workers_option
 from anyk.cli.output import say_result, text_width, write_json
-from anyk.plain import ByName, values_of
 
 KNOWLEDGE = ("code", "overlaps", "nothing")
 specs_argument = click.argument("specs", nargs=-1, required=True, metavar="SPEC…")

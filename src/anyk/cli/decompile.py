@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from anyk.base.errors import BadInput, needing
+from anyk.base.named import function_named
 from anyk.cli.group import main
 from anyk.cli.options import json_option, writable
 from anyk.cli.output import json_to_output, write_json
-from anyk.errors import BadInput, needing
-from anyk.named import function_named
 
 if TYPE_CHECKING:
     from readjax import Target

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from anyk.base.errors import BadInput
+from anyk.base.plain import values_of
 from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
@@ -24,8 +26,6 @@ from anyk.cli.options import (
     writable,
 )
 from anyk.cli.output import check_file, json_to_output, say_result, write_json
-from anyk.errors import BadInput
-from anyk.plain import values_of
 
 if TYPE_CHECKING:
     from anyk.fleet import Plan

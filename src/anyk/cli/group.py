@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import click
 
-from anyk import installed
+from anyk.base import installed
+from anyk.base.errors import RAISED, BadInput, RunFailed, describe_error
 from anyk.cli.output import drop_output, plain_where_needed, warn
-from anyk.errors import RAISED, BadInput, RunFailed, describe_error
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.checks import check
+from anyk.base.checks import check
+from anyk.base.errors import BadInput, as_bad_input, explaining, suggest
+from anyk.base.named import names_in_folder, plugged_in
+from anyk.base.plain import ByName, values_of
 from anyk.cli.fields import LIMITS, Command, as_field, is_given, option, option_name, options_class
 from anyk.cli.output import (
     JSON_FILE,
@@ -24,9 +27,6 @@ from anyk.cli.output import (
     exit_interrupted,
     people,
 )
-from anyk.errors import BadInput, as_bad_input, explaining, suggest
-from anyk.named import names_in_folder, plugged_in
-from anyk.plain import ByName, values_of
 from anyk.protocol import slot_names
 from anyk.tables import reading
 
@@ -143,7 +143,7 @@ FEWEST = "anyk.fewest"  # the key in a click context for the smallest number of 
 
 def read_workers(ctx: click.Context, _: click.Parameter, value: str | int) -> int:
     """Return the largest number of workers; if the text is a range, store the smallest in the context."""
-    from anyk.specs import read
+    from anyk.base.specs import read
 
     fewest, dots, most = str(value).partition("..")
     if dots:
@@ -433,8 +433,8 @@ class ResumeOptions(RunOptions):
 
 def _variant(problem: object, number: int) -> Any:
     """Return a problem with the same data and another random start; the same problem if its start is not random."""
+    from anyk.base.specs import parse, show
     from anyk.problems import TwoLayerNetwork
-    from anyk.specs import parse, show
 
     if not isinstance(problem, TwoLayerNetwork):
         return problem

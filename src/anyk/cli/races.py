@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from anyk.base.plain import values_of
 from anyk.cli.fields import FLEET, as_field, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
@@ -24,7 +25,6 @@ from anyk.cli.options import (
 )
 from anyk.cli.output import check_page, check_picture, check_table, say, warn, write_json
 from anyk.cli.settings_report import show_settings
-from anyk.plain import values_of
 from anyk.problems import rows_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def race(options: RaceOptions) -> None:
     if options.settings:
         show_settings(options)
         return
-    from anyk.checks import AtLeastOne, check
+    from anyk.base.checks import AtLeastOne, check
     from anyk.runs import race as run_race
 
     check(options.seeds, AtLeastOne, "seeds")
@@ -154,7 +154,7 @@ def tell_race(
     table: str | None = None,
 ) -> None:
     """Print a race's table and remarks, and make picture and page, or print how to install a missing package."""
-    from anyk.errors import MissingPackage
+    from anyk.base.errors import MissingPackage
     from anyk.views import MEAN_NOTE, NothingToDraw, mean_table, plot, race_notes, race_table, report, save_race_table
 
     if not result.runs:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from anyk.base.errors import BadInput, explaining
 from anyk.cli.group import main
 from anyk.cli.options import json_option, max_gb_option, plugin_option, writable
 from anyk.cli.output import check_file, say, warn, write_json
-from anyk.errors import BadInput, explaining
 
 
 @main.command()
@@ -120,8 +120,8 @@ def export(run: str, kind: str, out: str | None) -> None:
     anyk export runs/train-1                      train-1.perfetto.json.gz
     anyk export runs/train-1 --to csv -o tables   tables/chunks.csv, …
     """
+    from anyk.base.specs import parse
     from anyk.runs import Run
-    from anyk.specs import parse
     from anyk.views import exporters
 
     exporter = exporters.build(kind)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from anyk.base.errors import BadInput, needing
+from anyk.base.plain import ByName, values_of
 from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, quiet_option
 from anyk.cli.output import say, write_json
-from anyk.errors import BadInput, needing
-from anyk.plain import ByName, values_of
 
 if TYPE_CHECKING:
     from anyk_papers import Item, Reproduction

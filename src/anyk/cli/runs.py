@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName, values_of
 from anyk.cli.fields import FLEET, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
@@ -32,8 +34,6 @@ from anyk.cli.output import json_to_output, say, warn, write_json
 from anyk.cli.races import resume_the_race, tell_race
 from anyk.cli.settings_report import show_settings
 from anyk.cli.supervising import supervise, supervised
-from anyk.errors import BadInput
-from anyk.plain import ByName, values_of
 
 if TYPE_CHECKING:
     from anyk.fleet import Auto
@@ -90,10 +90,10 @@ def train(options: TrainOptions) -> None:
 
 def _train_at_once(options: TrainOptions, promise: Promise | None) -> None:
     """Train with one strategy, and report the result and, after a plan, whether it kept its promise."""
+    from anyk.base.specs import with_keys
     from anyk.clusters import cluster
     from anyk.runs import train as train_one
     from anyk.runs import train_many
-    from anyk.specs import with_keys
     from anyk.strategies import strategy as build
     from anyk.views import race_notes, race_table
 

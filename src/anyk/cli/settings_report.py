@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from anyk.base.plain import values_of
 from anyk.cli.fields import FLEET, option_name
 from anyk.cli.options import TrainingOptions
 from anyk.cli.output import free_folder
-from anyk.plain import values_of
 
 
 def show_settings(options: TrainingOptions) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from anyk.checks import NonnegativeNumber, check
+from anyk.base.checks import NonnegativeNumber, check
 from anyk.cli.group import main
 from anyk.cli.options import json_option, max_gb_option, picture_option, plugin_option, unit_option, writable
 from anyk.cli.output import json_to_output, write_json

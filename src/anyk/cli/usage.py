@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import click
 
+from anyk.base.errors import suggest
 from anyk.cli.kinds import KINDS
-from anyk.errors import suggest
 
 _BELONGS = {("resume", "--lr"), ("resume", "--optimizer"), ("resume", "--strategy"), ("resume", "--cluster")}
 _NUMBERS = {"integer": "a whole number", "float": "a number", "boolean": "yes or no"}

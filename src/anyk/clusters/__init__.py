@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anyk.base.specs import Registry
 from anyk.clusters.alarms import Alarms
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
@@ -12,7 +13,6 @@ from anyk.clusters.ray import Ray
 from anyk.clusters.remote.handles import is_stopped
 from anyk.clusters.virtual import Compute, Outage, Simulated
 from anyk.delays import Communication, DelayModel
-from anyk.specs import Registry
 
 _SUPPLIED = (
     "workers",

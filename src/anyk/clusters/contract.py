@@ -11,15 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
-from anyk import html
-from anyk.arrays import Vector
+from anyk.base import html
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput
+from anyk.base.specs import show
 from anyk.clusters.injection import ClusterOptions, Injection
 from anyk.clusters.local import Local
 from anyk.clusters.store import VectorStore
-from anyk.errors import BadInput
 from anyk.problems.base import Partitions
 from anyk.protocol import Cancel, Cut, Dispatch, Event, Layout, ProjectMessage, RequestMessage, SetAlarm
-from anyk.specs import show
 
 Order = Dispatch | Cancel | RequestMessage | ProjectMessage | SetAlarm  # the commands that clusters carry out
 Key = tuple[str | int, int]  # a model as (slot, version), a message as (task, chunk)
@@ -129,7 +129,7 @@ class Cluster(ABC):
     def drain(self, workers: Collection[int]) -> None:
         """Have these workers leave when their tasks have ended, and stay away; others may return.
 
-        Raises :class:`~anyk.errors.BadInput` if the cluster cannot do that.
+        Raises :class:`~anyk.BadInput` if the cluster cannot do that.
         """
         raise BadInput(f"cluster '{self.name}' cannot drain workers; processes and ray can")
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from anyk.checks import check_range, check_workers, typed
+from anyk.base.checks import check_range, check_workers, typed
 from anyk.clusters.messages import Messages
 from anyk.clusters.packing import scheme
 from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic, parse
@@ -71,7 +71,7 @@ class ClusterOptions:
 class Injection:
     """Samples the delays of a cluster's tasks from (seed, worker, n), where n counts the worker's tasks.
 
-    Raises :class:`~anyk.errors.BadInput` if a delay model is for another number of workers.
+    Raises :class:`~anyk.BadInput` if a delay model is for another number of workers.
     """
 
     def __init__(self, options: ClusterOptions) -> None:

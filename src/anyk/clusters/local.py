@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.arrays import NO_GRADIENT, Vector
+from anyk.base.arrays import NO_GRADIENT, Vector
 from anyk.clusters.messages import Messages
 from anyk.optimizers import optimizer
 from anyk.problems.base import partition_abilities

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import NO_GRADIENT, Floats, Vector
+from anyk.base import keyed
+from anyk.base.arrays import NO_GRADIENT, Floats, Vector
+from anyk.base.errors import BadInput, describe_error
 from anyk.clusters.read_only import ADVICE, ReadOnlyData
-from anyk.errors import BadInput, describe_error
 from anyk.problems.base import Index, Partitions, partition_abilities, some_rows
 from anyk.problems.batches import Batches
 from anyk.problems.many import ManyPartitions

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from anyk.arrays import DType, Vector
+from anyk.base.arrays import DType, Vector
 from anyk.clusters.local import State, keep_state
 from anyk.compression import Compressor, compressor
 from anyk.compression.schemes import Key, Payload

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Floats, Vector
+from anyk.base.arrays import Floats, Vector
 from anyk.clusters.local import State
 from anyk.clusters.messages import WHOLE, Messages
 from anyk.protocol import Chunk, RequestMessage, Task

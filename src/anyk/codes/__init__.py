@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
-from anyk.checks import check
+from anyk.base.checks import check
+from anyk.base.errors import BadInput
+from anyk.base.specs import Registry, build_or_suggest
 from anyk.codes.base import EXACT, Code, MatrixCode, Policy, check_workers, incidence
 from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
 from anyk.codes.binary import BinaryCode
@@ -37,8 +39,6 @@ from anyk.codes.progress_codes import ChunkOrderCode, NestedCode, ProgressCode
 from anyk.codes.repetition import BatchedCoupons, FractionalRepetition, RepetitionCode, Uncoded, harmonic
 from anyk.codes.search import check_count, is_exhaustive, is_optimal, replies_of, worst_stragglers
 from anyk.codes.tree_code import TreeCode
-from anyk.errors import BadInput
-from anyk.specs import Registry, build_or_suggest
 
 registry: Registry[Code] = Registry("code", supplied=("workers",))
 register = registry.register
@@ -160,7 +160,7 @@ register("matrix", grid=lambda workers: ())(FileCode)
 def code(spec: str | Code, *, workers: int) -> Code:
     """Return the code of a spec for this number of workers; a code for this number is returned unchanged.
 
-    Raises :class:`~anyk.errors.BadInput` if the spec is wrong or no such code exists for this number of workers.
+    Raises :class:`~anyk.BadInput` if the spec is wrong or no such code exists for this number of workers.
 
     >>> code("frc:load=3", workers=30).tolerates
     2

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk import html
-from anyk.arrays import Floats, Indices
-from anyk.checks import check_range, check_workers, value_class, whole
+from anyk.base import html
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import check_range, check_workers, value_class, whole
+from anyk.base.errors import BadInput
+from anyk.base.specs import show
 from anyk.codes.decoders import (
     EXACT,
     METHODS,
@@ -35,8 +37,6 @@ from anyk.codes.decoders import (
     method,
 )
 from anyk.codes.made import CodeType, ReadOnlyArrays, fixed_property, valid_matrix
-from anyk.errors import BadInput
-from anyk.specs import show
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -162,12 +162,12 @@ class _CodeRows(ReadOnlyArrays, metaclass=CodeType):
     def expected_coefficients(self, replies: int) -> Floats:
         """Return the mean coefficient of each partition over random sets of ``replies`` workers, shape (partitions,).
 
-        ``scaling=marginal`` uses it. Raises :class:`~anyk.errors.BadInput` for codes without a closed form.
+        ``scaling=marginal`` uses it. Raises :class:`~anyk.BadInput` for codes without a closed form.
         """
         raise BadInput(f"scaling=marginal needs a repetition code, got '{self.spec}'; use scaling=conditional or none")
 
     def _check_encoding(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` unless a matrix that a class builds itself is the matrix of its rows."""
+        """Raise :class:`~anyk.BadInput` unless a matrix that a class builds itself is the matrix of its rows."""
         if type(self).encoding in (Code.encoding, MatrixCode.encoding):
             return
         shape = self.replies, self.partitions * self.blocks
@@ -177,7 +177,7 @@ class _CodeRows(ReadOnlyArrays, metaclass=CodeType):
             raise BadInput(f"the encoding is not that of the rows: row {row} differs")
 
     def _check_more(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` for invalid parts of a custom code besides rows and encoding."""
+        """Raise :class:`~anyk.BadInput` for invalid parts of a custom code besides rows and encoding."""
 
 
 class Code(_CodeRows):
@@ -191,7 +191,7 @@ class Code(_CodeRows):
     is a vector of length d / blocks, with ``blocks`` sets of coefficients and weights. ``own_messages``: each reply
     covers a partition that no other worker holds.
 
-    A code of a class outside anyk is checked when it is built: :class:`~anyk.errors.BadInput` names the row with
+    A code of a class outside anyk is checked when it is built: :class:`~anyk.BadInput` names the row with
     a partition that does not exist or occurs twice, or with a coefficient that is not finite.
     """
 
@@ -201,7 +201,7 @@ class Code(_CodeRows):
         """Return weights for the replies of ``workers``: exact if they suffice, else as near as possible.
 
         ``decoder``: the code's ``own`` way, or ``exact``, ``least-squares``, ``one-step``, ``algorithmic``; see
-        :mod:`anyk.codes.decoders`. Recent decodings are cached. Raises :class:`~anyk.errors.BadInput` for a worker
+        :mod:`anyk.codes.decoders`. Recent decodings are cached. Raises :class:`~anyk.BadInput` for a worker
         that does not exist or is named twice.
 
         >>> import anyk
@@ -212,7 +212,7 @@ class Code(_CodeRows):
         return self._decode(self._checked(workers), method(decoder))
 
     def decode_exactly(self, workers: Iterable[int]) -> Decoding:
-        """Return weights as :meth:`decode`; raise :class:`~anyk.errors.NotDecodable` if the sum is not exact."""
+        """Return weights as :meth:`decode`; raise :class:`~anyk.NotDecodable` if the sum is not exact."""
         return self.decode(workers, decoder="exact")
 
     def policy(self) -> Policy:
@@ -316,7 +316,7 @@ class Code(_CodeRows):
         """Return the seconds after which the sum is recoverable, shape (rounds,); ``inf`` for never.
 
         ``arrivals``: seconds at which each worker's reply arrives, shape (rounds, replies), ``inf`` for never.
-        Raises :class:`~anyk.errors.BadInput` for another shape or NaN.
+        Raises :class:`~anyk.BadInput` for another shape or NaN.
         """
         times = self._arrivals(arrivals)
         finish = np.full(len(times), np.inf)
@@ -433,7 +433,7 @@ def usual_load(workers: int) -> int:
 
 
 def check_load(name: str, load: int, most: int) -> int:
-    """Return ``load``; raise :class:`~anyk.errors.BadInput` unless it is between 1 and ``most``."""
+    """Return ``load``; raise :class:`~anyk.BadInput` unless it is between 1 and ``most``."""
     check_range(f"load of '{name}'", load, 1, most, " partitions")
     return load
 
@@ -448,7 +448,7 @@ def incidence(assignment: Sequence[Sequence[int]], partitions: int) -> scipy.spa
 
 
 def check_stragglers(stragglers: int, workers: int) -> int:
-    """Return ``stragglers``; raise :class:`~anyk.errors.BadInput` unless it is between 0 and ``workers - 1``."""
+    """Return ``stragglers``; raise :class:`~anyk.BadInput` unless it is between 0 and ``workers - 1``."""
     if not 0 <= stragglers < workers:
         raise BadInput(
             f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}; "

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from anyk import keyed
-from anyk.checks import PositiveShare, check_range, value_class
+from anyk.base import keyed
+from anyk.base.checks import PositiveShare, check_range, value_class
+from anyk.base.errors import BadInput
+from anyk.base.specs import show
 from anyk.codes.base import MatrixCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
-from anyk.errors import BadInput
-from anyk.specs import show
 
 
 def _sample_rows(random: np.random.Generator, rows: int, columns: int, chance: float) -> list[list[int]]:
@@ -43,7 +43,7 @@ class BernoulliCode(_RandomCode):
     partitions are affected).
 
     ``expected_load`` is the expected number of partitions of a worker (d; s in the paper; ``load`` in a spec), by
-    default about log n. Raises :class:`~anyk.errors.BadInput` unless it is between 1 and the number of workers.
+    default about log n. Raises :class:`~anyk.BadInput` unless it is between 1 and the number of workers.
 
     >>> code = BernoulliCode(100, expected_load=10)
     >>> round(code.drawn_error(70), 3)
@@ -114,7 +114,7 @@ class StochasticBlockCode(_RandomCode):
 
     ``expected_load`` (``load`` in a spec) is the mean number of partitions of a worker, ``d = block inside +
     (m - block) outside``; give it or ``outside``, as each determines the other. By default it is about log n, and
-    ``block`` the same. Raises :class:`~anyk.errors.BadInput` for values that no probabilities satisfy.
+    ``block`` the same. Raises :class:`~anyk.BadInput` for values that no probabilities satisfy.
 
     >>> code = StochasticBlockCode(100, block=10, inside=0.8, outside=0.02)
     >>> round(code.expected_load, 9), round(code.drawn_error(70), 3)

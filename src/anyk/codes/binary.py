@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.arrays import Floats, Indices
-from anyk.checks import value_class
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import value_class
 from anyk.codes.base import Decoder, Row, StragglersCode
 from anyk.codes.decoders import LeastSquaresDecoder
 from anyk.codes.made import fixed_property

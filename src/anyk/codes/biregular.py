@@ -6,15 +6,15 @@ from operator import itemgetter
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Floats, Indices
-from anyk.checks import AtLeastOne, value_class
+from anyk.base import keyed
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import AtLeastOne, value_class
+from anyk.base.errors import BadInput
+from anyk.base.specs import show
 from anyk.codes.base import Code, MatrixCode, RegisteredCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.decoders import LeastSquaresMethod
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
-from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
-from anyk.specs import show
 
 _DENSE = 600  # size up to which singular values are computed densely
 
@@ -67,7 +67,7 @@ class ExpanderCode(RegisteredCode, BiregularCode):
     (Raviv, Tamo, Tandon and Dimakis 2017). Up to 20 graphs are sampled until it is below that plus 0.5.
 
     ``load`` is the degree d, at least 2; workers x load must be even. The default is about log n. Raises
-    :class:`~anyk.errors.BadInput` for fewer than 3 workers and loads without a suitable graph.
+    :class:`~anyk.BadInput` for fewer than 3 workers and loads without a suitable graph.
 
     >>> code = ExpanderCode(100, load=6)
     >>> bool(code.second_singular * 6 < 2 * 5**0.5 + 0.5), code.load
@@ -119,7 +119,7 @@ class RandomBiregularCode(BiregularCode):
     stragglers the design wins. Decoded by least squares.
 
     ``load`` is the row sum, by default about log n; ``partitions`` is by default n, and ``n load / m`` must be an
-    integer, else :class:`~anyk.errors.BadInput` is raised.
+    integer, else :class:`~anyk.BadInput` is raised.
 
     >>> code = RandomBiregularCode(57, load=8)
     >>> set(code.encoding.sum(axis=0).tolist()) == set(code.encoding.sum(axis=1).tolist()) == {8.0}
@@ -188,7 +188,7 @@ class KroneckerCode(MatrixCode):
     least squares. Where both factors have constant row and column sums, the bound of
     :class:`~anyk.codes.BiregularCode` holds with second singular value ``max(s1 t2, t1 s2)``, where t is the first one
     (product gradient codes, Sakorikar and Wang 2021). Worker (i, j) is number ``i n2 + j``, partitions likewise. Raises
-    :class:`~anyk.errors.BadInput` for factors whose workers send several messages or parts of the vector.
+    :class:`~anyk.BadInput` for factors whose workers send several messages or parts of the vector.
 
     >>> import anyk
     >>> code = KroneckerCode(anyk.codes.BlockDesignCode(7), anyk.codes.BlockDesignCode(13))

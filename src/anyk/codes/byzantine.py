@@ -8,14 +8,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.arrays import Floats, Indices
-from anyk.checks import AtLeastZero, value_class
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import AtLeastZero, value_class
+from anyk.base.errors import BadInput
 from anyk.codes.base import Code, Decoder, Policy, RegisteredCode, Row, check_workers
 from anyk.codes.decoders import METHODS, Decoding
 from anyk.codes.made import fixed_property
 from anyk.codes.mds import CyclicMDS
 from anyk.codes.repetition import FractionalRepetition, RepetitionCode
-from anyk.errors import BadInput
 
 Complex = NDArray[np.complex128]
 
@@ -42,7 +42,7 @@ class DracoCode(RegisteredCode):
     the sum.
 
     Replicas must agree to 1e-9. A reply that is not finite is ignored, as if its worker were a straggler. Raises
-    :class:`~anyk.errors.BadInput` for fewer than ``2 t + f + 1`` workers.
+    :class:`~anyk.BadInput` for fewer than ``2 t + f + 1`` workers.
 
     >>> code = DracoCode(9, byzantine=1)
     >>> code.load, code.tolerates, locate(code, range(9), [3.0] * 3 + [1.0, 7.0, 1.0] + [2.0] * 3)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyk import keyed
-from anyk.checks import MOST_WORKERS, check_range
+from anyk.base import keyed
+from anyk.base.checks import MOST_WORKERS, check_range
+from anyk.base.errors import BadInput
 from anyk.codes.base import Code, MatrixCode, incidence
 from anyk.codes.bernoulli import BernoulliCode
 from anyk.codes.made import SparseMatrix
 from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded, cut_evenly
-from anyk.errors import BadInput
 
 _PARTITIONS = 4 * MOST_WORKERS  # at most
 _MOST = 1.4  # times an even load, above which another group is formed
@@ -98,7 +98,7 @@ class PartialBernoulli(MatrixCode):
 
 
 def check_elastic(code: Code, fewest: int, partitions: int) -> None:
-    """Raise :class:`~anyk.errors.BadInput` for a code that cannot follow a fleet of ``fewest`` workers and more."""
+    """Raise :class:`~anyk.BadInput` for a code that cannot follow a fleet of ``fewest`` workers and more."""
     check_range("the smallest number of workers", fewest, 1, code.workers, ", the largest")
     # a typing error would fill the memory
     check_range("partitions", partitions, code.workers, _PARTITIONS, ", at least one for each worker")

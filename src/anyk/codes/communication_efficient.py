@@ -7,13 +7,13 @@ from operator import itemgetter
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Floats, Indices
-from anyk.checks import check_range, value_class
+from anyk.base import keyed
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import check_range, value_class
+from anyk.base.errors import BadInput
 from anyk.codes.base import Decoding, Method, Row, WindowCode
 from anyk.codes.decoders import Exact, Own
 from anyk.codes.made import fixed_property
-from anyk.errors import BadInput
 
 # V (n x (n - s)), its orthogonal complement (n x s), and the encoders (n x load x blocks)
 _Sample = tuple[Floats, Floats, Floats]
@@ -31,7 +31,7 @@ class CommunicationEfficient(WindowCode):
     ``A' V = [e_0 … e_(blocks-1)]`` decodes part u by column u of A.
 
     Rounding is amplified hundreds to thousands of times (see ``gain``): send float64. By default ``stragglers`` is a
-    tenth of the workers and ``blocks`` is 2 (1 if no more fits). Raises :class:`~anyk.errors.BadInput` if
+    tenth of the workers and ``blocks`` is 2 (1 if no more fits). Raises :class:`~anyk.BadInput` if
     stragglers + blocks exceed the workers.
 
     >>> code = CommunicationEfficient(6, stragglers=1, blocks=2)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Floats, Indices
-from anyk.checks import value_class
+from anyk.base import keyed
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
 from anyk.codes.base import EXACT, Row, WindowCode
 from anyk.codes.made import ReadOnlyArrays, fixed_property, frozen
-from anyk.errors import BadInput
 
 _DENSE = 1024  # workers up to which pseudo-inverse and null space are stored
 _WORST_GAIN = 1e9  # a sample that amplifies rounding more than this is useless in double precision
@@ -32,7 +32,7 @@ class CyclicRepetition(WindowCode):
     sparse LU of n - s replies), with one step of refinement; no table of sets is built.
 
     ``stragglers`` is s, 0 <= s < workers; by default a tenth of the workers, at least 1. Raises
-    :class:`~anyk.errors.BadInput` for other values, or if every sample amplifies rounding more than 1e9 times.
+    :class:`~anyk.BadInput` for other values, or if every sample amplifies rounding more than 1e9 times.
 
     >>> code = CyclicRepetition(5, stragglers=2)
     >>> code.load, code.tolerates, round(code.decode([0, 2, 3]).residual, 12)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from anyk.arrays import Floats, Indices
-from anyk.checks import AtLeastOne, value_class
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import AtLeastOne, value_class
+from anyk.base.errors import BadInput, NotDecodable
 from anyk.codes.made import ReadOnlyArrays, frozen
-from anyk.errors import BadInput, NotDecodable
 
 if TYPE_CHECKING:
     from anyk.codes.base import Code
@@ -178,7 +178,7 @@ class Own(Method):
 
 @dataclass(frozen=True)
 class Exact(Method):
-    """The code's own way; raises :class:`~anyk.errors.NotDecodable` if the sum would not be exact."""
+    """The code's own way; raises :class:`~anyk.NotDecodable` if the sum would not be exact."""
 
     def weights(self, code: Code, replies: Indices) -> Floats:
         weights = code._solve(replies)

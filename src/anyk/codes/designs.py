@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.arrays import Flags, Floats, Indices
-from anyk.checks import value_class
+from anyk.base.arrays import Flags, Floats, Indices
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
 from anyk.codes.base import Decoder, MatrixCode, check_workers
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
-from anyk.errors import BadInput
 
 Table = NDArray[np.int64]
 
@@ -363,7 +363,7 @@ class BlockDesignCode(MatrixCode):
     (``biquadratic``: 13, 37, 101, …); lines of GF(q)^2 in cosets (``mcfarland``, n = q^2 (q + 2): 16, 45, 96, …); the
     graph of Gewirtz (``gewirtz``: 56) and a design with a rotation of order 3 (``threefold``: 25). The default is the
     family of smallest load that exists for n workers, or the family with this ``load``. Raises
-    :class:`~anyk.errors.BadInput` if there is none.
+    :class:`~anyk.BadInput` if there is none.
 
     >>> code = BlockDesignCode(7)
     >>> code.family, code.load, [round(7 * code.decode(range(r)).residual ** 2, 3) for r in (7, 6, 5, 4)]

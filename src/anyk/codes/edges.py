@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from anyk.arrays import Floats, Indices
-from anyk.checks import value_class
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
 from anyk.codes.base import MatrixCode, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
-from anyk.errors import BadInput
 from anyk.graphs import edges_of_regular
 
 
@@ -24,7 +24,7 @@ class EdgeCode(MatrixCode):
 
     ``degree`` (``load`` in a spec) is the number of workers that hold a partition, d: there are ``m = 2 n / d``
     partitions, and a worker's 2 partitions are as much data as d of n. By default it is the divisor of 2 n nearest to
-    log n. Raises :class:`~anyk.errors.BadInput` if there is no such graph.
+    log n. Raises :class:`~anyk.BadInput` if there is no such graph.
 
     >>> code = EdgeCode(30, degree=4)
     >>> code.partitions, code.load

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Floats
-from anyk.checks import value_class
+from anyk.base.arrays import Floats
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
+from anyk.base.specs import File, absolute
 from anyk.codes.base import EXACT, MatrixCode, RegisteredCode, check_workers
 from anyk.codes.decoders import Removal
 from anyk.codes.made import fixed_property, valid_matrix
-from anyk.errors import BadInput
-from anyk.matrices import read_matrix
-from anyk.specs import File, absolute
-from anyk.tables import shown
+from anyk.tables import read_matrix, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -40,7 +39,7 @@ class FileCode(RegisteredCode, MatrixCode):
     share no partition are tried separately, so this is exact for codes of small blocks (repetition) and of few
     workers; if trying more sets would take long, it is a lower bound.
 
-    Raises :class:`~anyk.errors.BadInput` for a matrix with another number of rows than workers, a value that is not
+    Raises :class:`~anyk.BadInput` for a matrix with another number of rows than workers, a value that is not
     finite, or a partition without a holder, and for one that was rounded, so that sets of replies which decode before
     rounding no longer do.
     """

@@ -7,13 +7,13 @@ from dataclasses import field, replace
 
 import numpy as np
 
-from anyk.arrays import Floats, Indices
-from anyk.checks import AtLeastOne, AtLeastZero, check_range, value_class
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import AtLeastOne, AtLeastZero, check_range, value_class
+from anyk.base.errors import BadInput
+from anyk.base.specs import show
 from anyk.codes.base import Decoder, MatrixCode, Policy, check_workers, usual_load
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
-from anyk.errors import BadInput
-from anyk.specs import show
 
 _LEAST = 1e-9  # smallest probability to straggle, as no worker has been observed for long enough for less
 
@@ -36,7 +36,7 @@ class HeterogeneousCode(MatrixCode):
     all or one each, stored as ``budgets`` (the attribute ``load`` is the largest in use); by default about log n.
     ``relearn``: in a run, after this number of steps the probabilities are set to ``(1 + missed) / (2 + steps)`` (the
     mean under a uniform prior) and workers get new coefficients for the data they have; 0 never does. Raises
-    :class:`~anyk.errors.BadInput` for values out of range, and budgets that do not hold all partitions.
+    :class:`~anyk.BadInput` for values out of range, and budgets that do not hold all partitions.
 
     >>> code = HeterogeneousCode(12, probability=0.2, load=3)
     >>> round(code.expected_error(0) or 0, 6)  # m p / (d (1 - p))

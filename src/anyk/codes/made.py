@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from anyk.checks import AtLeastOne, check, check_range
-from anyk.errors import BadInput, as_bad_input
-from anyk.plain import ByName
+from anyk.base.checks import AtLeastOne, check, check_range
+from anyk.base.errors import BadInput, as_bad_input
+from anyk.base.plain import ByName
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -92,7 +92,7 @@ class CodeType(ABCMeta):
 
 
 def check_code(code: Code) -> None:
-    """Raise :class:`~anyk.errors.BadInput` for invalid numbers, rows, matrix or orders."""
+    """Raise :class:`~anyk.BadInput` for invalid numbers, rows, matrix or orders."""
     numbers = {"workers": code.workers, "partitions": code.partitions, "messages": code.messages, "blocks": code.blocks}
     for name, value in numbers.items():
         check(value, AtLeastOne, name)
@@ -141,7 +141,7 @@ def _check_row(i: int, row: Any, partitions: int, blocks: int) -> None:
 
 
 def valid_matrix(matrix: Any, shape: tuple[int, int]) -> SparseMatrix:
-    """Return a sparse copy of a matrix; raise :class:`~anyk.errors.BadInput` unless it can be an encoding."""
+    """Return a sparse copy of a matrix; raise :class:`~anyk.BadInput` unless it can be an encoding."""
     from scipy.sparse import csr_array, issparse
 
     if not issparse(matrix):

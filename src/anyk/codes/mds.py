@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk import keyed
-from anyk.arrays import Floats, Indices
-from anyk.checks import value_class
+from anyk.base import keyed
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
 from anyk.codes.base import EXACT, Code, Row, WindowCode
 from anyk.codes.made import fixed_property
-from anyk.errors import BadInput
 
 _SMALL = 512  # workers up to which least squares are tried if the closed form
 _GOOD = 1e-9  # has a larger error than this
@@ -32,7 +32,7 @@ class CyclicMDS(WindowCode):
 
     For few random stragglers it amplifies rounding far less than ``cyclic``. For many *neighbouring* stragglers it
     fails in double precision (9 of 100 workers, 6 of 256, 5 of 1,000): then a decoding is not exact, as its residual
-    shows, and a round waits for one more reply. Raises :class:`~anyk.errors.BadInput` if even random sets cannot be
+    shows, and a round waits for one more reply. Raises :class:`~anyk.BadInput` if even random sets cannot be
     decoded.
 
     >>> code = CyclicMDS(5, stragglers=2)

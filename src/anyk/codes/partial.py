@@ -9,15 +9,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.arrays import Floats, Indices
-from anyk.checks import value_class
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
+from anyk.base.specs import show
 from anyk.codes.base import Code, Decoder, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.codes.repetition import FractionalRepetition
-from anyk.errors import BadInput
-from anyk.specs import show
 
 
 @value_class
@@ -32,7 +32,7 @@ class PartialStragglers(Code):
     ``load`` is by default twice ``stragglers + 1`` (alpha = 2). ``inner`` is the code of the second part, ``frc`` or
     ``cyclic``. If ``s + 1`` does not divide ``workers``, the groups of ``frc`` are larger and their workers compute
     more than ``load`` specifies; the attribute ``load`` is the largest number of partitions that a worker computes.
-    Raises :class:`~anyk.errors.BadInput` for stragglers out of range and a load without a private part.
+    Raises :class:`~anyk.BadInput` for stragglers out of range and a load without a private part.
 
     >>> code = PartialStragglers(4, stragglers=1, load=4)
     >>> code.partitions, code.messages, code.alpha

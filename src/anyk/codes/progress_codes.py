@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Floats, Indices
-from anyk.checks import value_class
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
 from anyk.codes.base import (
     Code,
     Decoder,
@@ -26,7 +27,6 @@ from anyk.codes.biregular import RandomBiregularCode
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.codes.repetition import FractionalRepetition, Uncoded
-from anyk.errors import BadInput
 
 
 class Ask(NamedTuple):
@@ -113,7 +113,7 @@ class NestedCode(StragglersCode, ProgressCode):
     finished s + 1 (cyclic repetition at each level). The default is binary if some 2^U > ``stragglers`` divides n.
 
     ``stragglers`` is the largest tolerance, by default a tenth of the workers; binary rounds it up to 2^U - 1. Raises
-    :class:`~anyk.errors.BadInput` for stragglers out of range, and for a kind that does not exist for the workers.
+    :class:`~anyk.BadInput` for stragglers out of range, and for a kind that does not exist for the workers.
 
     >>> code = NestedCode(8, stragglers=3)
     >>> code.kind, code.orders[5], [level.tolerates for level in code.levels]
@@ -231,7 +231,7 @@ class ChunkOrderCode(RegisteredCode, ProgressCode):
 
     ``placement="cyclic"``: worker i holds and computes i, i + 1, …, which has that property already. ``"random"``: a
     random biregular placement with the order from matchings. ``load`` is by default about log n. Raises
-    :class:`~anyk.errors.BadInput` unless it is between 1 and the number of workers.
+    :class:`~anyk.BadInput` unless it is between 1 and the number of workers.
 
     >>> ChunkOrderCode(12, load=3).most_in_vain, ChunkOrderCode(12, load=3, placement="random").most_in_vain
     (30, 30)

@@ -10,20 +10,20 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk import keyed
-from anyk.arrays import Floats, Indices
-from anyk.checks import AtLeastOne, check_range, value_class
+from anyk.base import keyed
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import AtLeastOne, check_range, value_class
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
+from anyk.base.specs import show
 from anyk.codes.base import Code, Decoder, Decoding, RegisteredCode, Row, Selection, check_stragglers, check_workers
 from anyk.codes.made import LEFT_OUT, fixed_property
-from anyk.errors import BadInput
-from anyk.plain import ByName
-from anyk.specs import show
 
 _MOST = 10_000  # partitions that one worker's share may stand for
 
 
 def check_shares(shares: Sequence[int], workers: int) -> None:
-    """Raise :class:`~anyk.errors.BadInput` unless there are none, or one for each worker."""
+    """Raise :class:`~anyk.BadInput` unless there are none, or one for each worker."""
     if shares and (len(shares) != workers or not all(1 <= share <= _MOST for share in shares)):
         raise BadInput(
             f"shares must be one whole number from 1 to {_MOST:,} for each of {workers} workers, as in "
@@ -236,7 +236,7 @@ class FractionalRepetition(RepetitionCode):
     ``shares``: one a worker; groups of workers of different speed compute blocks of different size. A group's size is
     the largest share of its members (all compute the same, and the first to reply counts).
 
-    Raises :class:`~anyk.errors.BadInput` for both parameters together or values out of range.
+    Raises :class:`~anyk.BadInput` for both parameters together or values out of range.
 
     >>> code = FractionalRepetition(6, load=3)
     >>> code.encoding.toarray().astype(int).tolist()[0], code.tolerates
@@ -300,7 +300,7 @@ class BatchedCoupons(RegisteredCode, RepetitionCode):
     worker of the largest group then takes it.
 
     ``batches`` is by default the largest b with ``b H_b`` at most three quarters of the workers. Raises
-    :class:`~anyk.errors.BadInput` unless it is between 1 and the number of workers. The data has as many partitions as
+    :class:`~anyk.BadInput` unless it is between 1 and the number of workers. The data has as many partitions as
     workers.
 
     >>> code = BatchedCoupons(40, batches=10)

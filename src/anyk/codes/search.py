@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Floats, Indices
-from anyk.checks import check_range
+from anyk.base import keyed
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import check_range
 from anyk.codes.base import Code, incidence, whole
 from anyk.codes.decoders import Decoding, LeastSquaresMethod, Method, Own, method
 
@@ -48,7 +48,7 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
     the residual is the largest of all. Otherwise it is a lower bound of the largest. For least squares, a local search
     swaps stragglers for other workers as long as the error grows, from many sets, grown greedily or random, and then
     repeatedly from sets near the best. With other decoders, or more than 4 million coefficients, a greedy set is
-    improved by random swaps. Raises :class:`~anyk.errors.BadInput` for a number of stragglers out of range.
+    improved by random swaps. Raises :class:`~anyk.BadInput` for a number of stragglers out of range.
 
     >>> import anyk
     >>> worst_stragglers(anyk.code("frc:load=3", workers=6), 3)[0]
@@ -102,7 +102,7 @@ def _worst_of(code: Code, sets: Indices, bounds: Floats, decode_without: Callabl
 
 
 def check_count(stragglers: int, workers: int) -> None:
-    """Raise :class:`~anyk.errors.BadInput` unless ``stragglers`` is at least 0 and below ``workers``."""
+    """Raise :class:`~anyk.BadInput` unless ``stragglers`` is at least 0 and below ``workers``."""
     check_range("stragglers", whole("stragglers", stragglers), 0, workers - 1, ", below workers")
 
 

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Floats, Indices
-from anyk.checks import value_class
+from anyk.base.arrays import Floats, Indices
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
 from anyk.codes.base import Code, Decoder, Policy, RegisteredCode, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import fixed_property
 from anyk.codes.repetition import FractionalRepetition, Uncoded
-from anyk.errors import BadInput
 
 ROOT = -1  # the driver
 
@@ -41,7 +41,7 @@ class TreeCode(RegisteredCode):
     cousins'. The number of workers must be ``c + c^2 + … + c^L``. ``children`` is by default the largest number below
     n that has a tree of at least two layers, else n. ``stragglers`` are per parent; any set of that many in all is
     tolerated. The code of each parent is fractional repetition if s + 1 divides c, else cyclic repetition. Raises
-    :class:`~anyk.errors.BadInput` for a tree that does not exist.
+    :class:`~anyk.BadInput` for a tree that does not exist.
 
     >>> code = TreeCode(30, children=5)
     >>> code.depth, code.partitions, code.load

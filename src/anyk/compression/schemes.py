@@ -20,10 +20,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from anyk import keyed
-from anyk.arrays import Array, DType, Indices, Vector
-from anyk.checks import PositiveShare, value_class
-from anyk.specs import Registry, show
+from anyk.base import keyed
+from anyk.base.arrays import Array, DType, Indices, Vector
+from anyk.base.checks import PositiveShare, value_class
+from anyk.base.specs import Registry, show
 
 Payload = NDArray[np.uint8]  # complete 8-byte words
 Key = tuple[int, str]  # seed and purpose of the draw
@@ -215,7 +215,7 @@ for _compressor in (RandomK, QSGD, Half, TopK, Sign):
 
 
 def compressor(spec: str) -> Compressor:
-    """Return the compressor of a spec; raise :class:`~anyk.errors.BadInput` if there is none.
+    """Return the compressor of a spec; raise :class:`~anyk.BadInput` if there is none.
 
     >>> compressor("top-k:share=0.01").promise
     'contractive'

@@ -2,6 +2,9 @@
 
 from typing import Annotated, Literal
 
+from anyk.base.errors import BadInput
+from anyk.base.specs import Registry, absolute, with_files
+from anyk.base.specs import parse as split
 from anyk.delays.base import MOST, DelayModel, DelayStream, SecondsOrZero
 from anyk.delays.bursts import Bursts
 from anyk.delays.column_meanings import Named
@@ -24,9 +27,6 @@ from anyk.delays.models import (
 )
 from anyk.delays.time_tables import interpreted, read_arrays, read_times
 from anyk.delays.trace import Table, Trace
-from anyk.errors import BadInput
-from anyk.specs import Registry, absolute, with_files
-from anyk.specs import parse as split
 
 registry: Registry[DelayModel] = Registry("delay model")
 for _model in (
@@ -80,7 +80,7 @@ def _bursts(
 def parse(spec: str | DelayModel) -> DelayModel:
     """Build a delay model from its spec; every model also takes ``by``, ``per`` and ``uninterruptible``.
 
-    A delay model is returned unchanged. Raises :class:`~anyk.errors.BadInput` if the spec is wrong.
+    A delay model is returned unchanged. Raises :class:`~anyk.BadInput` if the spec is wrong.
 
     >>> parse("exp:mean=0.5").spec
     'exp:mean=0.5'
@@ -115,7 +115,7 @@ def communication(spec: str | DelayModel | Communication) -> Communication:
 
     ``latency``: seconds, or a delay model in brackets, ``link:latency=(exp:mean=0.1),bandwidth=1e8,links=serial``.
     ``bandwidth``: bytes per second. ``links``: ``parallel`` (default), ``serial`` or ``shared``, see
-    :class:`Communication`, which is returned unchanged. Raises :class:`~anyk.errors.BadInput` if the spec is wrong.
+    :class:`Communication`, which is returned unchanged. Raises :class:`~anyk.BadInput` if the spec is wrong.
 
     >>> communication("constant:0.5").spec, communication("link:latency=0.5,bandwidth=1e6").spec
     ('constant:value=0.5', 'link:latency=(constant:value=0.5),bandwidth=1000000')

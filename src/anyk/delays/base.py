@@ -16,11 +16,11 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Floats
-from anyk.checks import check
-from anyk.errors import BadInput
-from anyk.specs import show
+from anyk.base import keyed
+from anyk.base.arrays import Floats
+from anyk.base.checks import check
+from anyk.base.errors import BadInput
+from anyk.base.specs import show
 
 _FAR = 1e15  # seconds beyond which distribution functions are 1 up to rounding, and say nothing about the tail
 MOST = 1e9  # seconds; sums of longer draws are not accurate to a microsecond, or overflow
@@ -164,7 +164,7 @@ class DelayModel(ABC):
         return seconds
 
     def check_fleet(self, workers: int) -> None:  # noqa: B027
-        """Raise :class:`~anyk.errors.BadInput` if the model cannot serve this number of workers."""
+        """Raise :class:`~anyk.BadInput` if the model cannot serve this number of workers."""
 
 
 def _fewer(model: DelayModel, k: int, workers: int, t: float) -> float:

@@ -13,12 +13,12 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Array, Flags, Floats
-from anyk.checks import value_class
+from anyk.base import keyed
+from anyk.base.arrays import Array, Flags, Floats
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
 from anyk.delays.base import DelayModel
 from anyk.delays.models import Mixture
-from anyk.errors import BadInput
 
 LONGEST = 1e9  # rounds of a mean burst; longer ones begin in no run
 _STAY = -1  # what a round that is not decisive says
@@ -34,7 +34,7 @@ class Bursts(DelayModel):
 
     ``share``: of all rounds in which a worker is slow; ``length``: mean length of a burst in rounds, a geometric number
     of at least 1. Workers are independent of each other. Rounds are those that ``by`` counts: tasks of the worker
-    (default), or model versions (``by=round``, ``by=item``). Raises :class:`~anyk.errors.BadInput` if bursts would be
+    (default), or model versions (``by=round``, ``by=item``). Raises :class:`~anyk.BadInput` if bursts would be
     shorter than those of independent rounds, 1 / (1 - share). Source: Gilbert (1960), Elliott (1963).
 
     >>> import anyk

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from anyk import keyed
-from anyk.checks import value_class
+from anyk.base import keyed
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
+from anyk.base.specs import show
 from anyk.delays.base import DelayModel, DelayStream
-from anyk.errors import BadInput
-from anyk.specs import show
 
 Links = Literal["parallel", "serial", "shared"]
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.arrays import Array, Floats
+from anyk.base.arrays import Array, Floats
+from anyk.base.errors import BadInput
 from anyk.delays.column_meanings import Roles, seconds_rank, unit_in, words_in
 from anyk.delays.measured_times import (
     ROW_NUMBERS,
@@ -24,7 +25,6 @@ from anyk.delays.measured_times import (
     is_clock,
     plain_name,
 )
-from anyk.errors import BadInput
 from anyk.tables import Table, is_number, listed, missing_values, shown
 
 _Key = tuple[list[int], list[int]]  # columns that together name the round, and those that name the worker

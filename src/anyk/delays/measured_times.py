@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Flags, Floats
+from anyk.base.arrays import Flags, Floats
+from anyk.base.errors import BadInput
 from anyk.delays.base import MOST
 from anyk.delays.column_meanings import UNITS
-from anyk.errors import BadInput
 from anyk.tables import Table, shown
 
 ROW_NUMBERS = ("index", "unnamed: 0", "row", "#", "t", "id")  # names of columns that number the rows

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.arrays import Flags, Floats
-from anyk.checks import FiniteNumber, PositiveNumber, value_class
+from anyk.base.arrays import Flags, Floats
+from anyk.base.checks import FiniteNumber, PositiveNumber, value_class
+from anyk.base.errors import BadInput
 from anyk.delays.base import DelayModel, Seconds, SecondsOrZero
-from anyk.errors import BadInput
 
 HEAVIEST = 0.1  # least exponent of a Pareto delay model; with a smaller one the longest draws overflow
 
@@ -382,7 +382,7 @@ def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
     """Fit exponential, shifted exponential and Pareto models by maximum likelihood, and a two-valued one by two means.
 
     The best fit comes first. ``censored`` marks times that are lower bounds, because a worker was cancelled; the two
-    means ignore them. Raises :class:`~anyk.errors.BadInput` for fewer than two different times above 0.
+    means ignore them. Raises :class:`~anyk.BadInput` for fewer than two different times above 0.
 
     >>> times = Exponential(mean=0.5).draws(seed=1, worker=0, start=0, count=4000)
     >>> best = fit(times)[0]

@@ -11,14 +11,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.base.errors import BadInput
 from anyk.delays.base import MOST
 from anyk.delays.column_meanings import Named, Roles, names_rounds, names_workers, seconds_rank
 from anyk.delays.long_tables import from_long
 from anyk.delays.measured_times import Names, TimeTable, in_seconds
 from anyk.delays.wide_tables import from_wide
-from anyk.errors import BadInput
-from anyk.matrices import read_npz
-from anyk.tables import Limit, Table, check_input_file, is_row_number, limit, listed, read_csv, read_parquet, shown
+from anyk.tables import (
+    Limit,
+    Table,
+    check_input_file,
+    is_row_number,
+    limit,
+    listed,
+    read_csv,
+    read_npz,
+    read_parquet,
+    shown,
+)
 
 
 def read_measured(file: Path, *, unit: str | None, max_gb: float | None) -> TimeTable:

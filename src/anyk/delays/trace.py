@@ -10,13 +10,13 @@ from typing import Literal
 
 import numpy as np
 
-from anyk.arrays import Flags, Floats
-from anyk.checks import FiniteNumber, NonnegativeNumber, value_class
+from anyk.base.arrays import Flags, Floats
+from anyk.base.checks import FiniteNumber, NonnegativeNumber, value_class
+from anyk.base.errors import BadInput
+from anyk.base.specs import File, absolute, parse
 from anyk.delays.base import DelayModel
 from anyk.delays.measured_times import TimeTable
 from anyk.delays.time_tables import read_measured
-from anyk.errors import BadInput
-from anyk.specs import File, absolute, parse
 from anyk.tables import shown
 
 _LEAST = 1e-6  # seconds of a load-adjusted delay, at least

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 from anyk.delays.column_meanings import (
     families,
     measured_word,
@@ -21,7 +22,6 @@ from anyk.delays.column_meanings import (
     words_in,
 )
 from anyk.delays.measured_times import ROW_NUMBERS, Names, TimeTable, called, in_seconds, is_clock, plain_name
-from anyk.errors import BadInput
 from anyk.tables import Table, is_number, is_row_number, listed, shown
 
 _UNIT_ENDING = re.compile(r"(?<=.)[\s_\-(\[/.]+[A-Za-zµμ]+[)\]]?$")

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.arrays import Floats
-from anyk.checks import typed
+from anyk.base.arrays import Floats
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput
 from anyk.clusters import Simulated
 from anyk.delays import Communication, DelayModel, Table
-from anyk.errors import BadInput
 from anyk.protocol import Pace, Strategy
 from anyk.runs import Driver, RunLog, session
 from anyk.runs.api import finished_works, mean_update, works
@@ -90,7 +90,7 @@ def computed_load(
     A worker that is never cancelled computes its code's ``load``. If it is cancelled, the partial gradients that it has
     finished count, used or not. So the result is at most the load, and much less with the codes ``nested`` and
     ``progress``, which use unfinished tasks. It is informative only if delays depend on the load (``per=load``). Raises
-    :class:`~anyk.errors.BadInput` if workers take local steps.
+    :class:`~anyk.BadInput` if workers take local steps.
 
     >>> import anyk
     >>> delays = anyk.delays.parse("bimodal:fast=1,slow=5,probability=0.1,per=load")
@@ -119,7 +119,7 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
     The strategy runs on the virtual clock. ``jobs``: steps of all models together; ``delays``: seconds, shape (rounds,
     workers), a row for each round. Sequential codes take ``jobs + T`` rounds. A strategy without a straggler model
     waits in every round. Raises
-    :class:`~anyk.errors.BadInput` if there are fewer rows than rounds.
+    :class:`~anyk.BadInput` if there are fewer rows than rounds.
 
     >>> durations, waits = simulate("m-sgc:B=1,W=2,lambda=1", [[1, 1, 4], [1, 3, 1], [1, 1, 1]], jobs=2)
     >>> durations.round(9).tolist(), waits

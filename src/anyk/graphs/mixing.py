@@ -16,13 +16,12 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from anyk import keyed
-from anyk.checks import AtLeastOne, PositiveShare, check_range, typed
-from anyk.errors import BadInput
+from anyk.base import keyed
+from anyk.base.checks import AtLeastOne, PositiveShare, check_range, typed
+from anyk.base.errors import BadInput
+from anyk.base.specs import File, Registry, absolute, with_files
 from anyk.graphs.random_regular import edges_of_regular
-from anyk.matrices import read_matrix
-from anyk.specs import File, Registry, absolute, with_files
-from anyk.tables import shown
+from anyk.tables import read_matrix, shown
 
 Matrix = NDArray[np.float64]
 Weights = Literal["metropolis", "best"]
@@ -105,7 +104,7 @@ def metropolis(edges: Iterable[tuple[int, int]], vertices: int) -> Matrix:
 def best_constant(edges: Iterable[tuple[int, int]], vertices: int) -> Matrix:
     """Return ``I - a L`` with the best a: 2 over the sum of L's second and largest eigenvalue (Xiao and Boyd 2004).
 
-    Raises :class:`~anyk.errors.BadInput` unless the graph is connected.
+    Raises :class:`~anyk.BadInput` unless the graph is connected.
     """
     matrix = laplacian(edges, vertices)
     values = np.linalg.eigvalsh(matrix)
@@ -137,7 +136,7 @@ GraphSpec = Annotated[str, registry]
 
 
 def graph(spec: str, *, workers: int) -> Mixing:
-    """Return a graph's mixing matrices by its spec; raise :class:`~anyk.errors.BadInput` if it does not exist.
+    """Return a graph's mixing matrices by its spec; raise :class:`~anyk.BadInput` if it does not exist.
 
     >>> graph("one-peer", workers=4).zeta
     0.0
@@ -151,7 +150,7 @@ def resolve_paths(spec: str) -> str:
 
 
 def edges_of(spec: str, *, workers: int) -> list[tuple[int, int]]:
-    """Return the edges of a graph; raise :class:`~anyk.errors.BadInput` unless it has one symmetric matrix."""
+    """Return the edges of a graph; raise :class:`~anyk.BadInput` unless it has one symmetric matrix."""
     rounds = registry.build(spec, workers=workers).rounds
     if len(rounds) != 1 or not np.allclose(rounds[0], rounds[0].T):
         raise BadInput(f"'{spec}' has arrows or changes from round to round; an undirected graph is needed here")
@@ -379,7 +378,7 @@ class Matcha:
 def matcha(spec: str, *, workers: int, budget: PositiveShare) -> Matcha:
     """Return matchings, chances and step for a graph; ``budget``: mean share of active matchings, above 0, at most 1.
 
-    Raises :class:`~anyk.errors.BadInput` for another budget and for a graph that is not connected.
+    Raises :class:`~anyk.BadInput` for another budget and for a graph that is not connected.
     """
     from scipy.optimize import minimize, minimize_scalar
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk import keyed
-from anyk.errors import BadInput
+from anyk.base import keyed
+from anyk.base.errors import BadInput
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -23,7 +23,7 @@ def edges_of_regular(vertices: int, degree: int, *, seed: int = 0, draw: int = 0
     """Return the edges of a random connected simple graph with ``degree`` neighbours at each vertex, shape (edges, 2).
 
     Stubs are paired at random; loops and duplicate pairs are swapped with others until none remains (the pairing model
-    of Bollobas 1980 with switchings). Sorted, with the smaller end first. Raises :class:`~anyk.errors.BadInput` if
+    of Bollobas 1980 with switchings). Sorted, with the smaller end first. Raises :class:`~anyk.BadInput` if
     ``vertices * degree`` is odd or ``degree`` is out of range.
 
     >>> edges_of_regular(4, 3).tolist()

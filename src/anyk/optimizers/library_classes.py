@@ -5,15 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from anyk.errors import BadInput, as_bad_input, suggest
-from anyk.named import admit, import_named
+from anyk.base.errors import BadInput, as_bad_input, suggest
+from anyk.base.named import admit, import_named
 
 Argument = None | bool | int | float | tuple[float, ...] | str  # the types of values in a spec
 MADE = "made in Python"  # in a spec: an object without a name
 
 
 def refuse_made(method: object) -> None:
-    """Raise :class:`~anyk.errors.BadInput` for a method that the user must give again."""
+    """Raise :class:`~anyk.BadInput` for a method that the user must give again."""
     if method == MADE:
         raise BadInput("this optimiser was made in Python; give it again: optimizer=…, in resume or replay")
 
@@ -26,7 +26,7 @@ def label(method: object) -> str:
 def resolve_class(method: str | type, home: str, kind: str) -> Any:
     """Return the class of a name: a subclass of ``kind`` in the module ``home``, or elsewhere if it has dots.
 
-    Raises :class:`~anyk.errors.BadInput` for an unknown name.
+    Raises :class:`~anyk.BadInput` for an unknown name.
     """
     if not isinstance(method, str):
         return method

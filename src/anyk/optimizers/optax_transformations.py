@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Vector
-from anyk.errors import BadInput, as_bad_input, needing
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput, as_bad_input, needing
+from anyk.base.specs import show
 from anyk.optimizers.library_classes import MADE, refuse_made
 from anyk.optimizers.steps import Optimizer, Schedule, State
-from anyk.specs import show
 
 Functions = tuple[Callable[..., Any], Callable[..., Any]]  # the start of a transformation, and its step
 
@@ -30,7 +30,7 @@ class OptaxOptimizer(Optimizer):
     It sees the pytree of parameters if the problem has one (``problem.trained_at``), a list of arrays if the problem
     has only their shapes, else one flat vector. Its state is stored as arrays, so runs resume and replay to the bit.
 
-    Raises :class:`~anyk.errors.BadInput` for an unknown name, arguments that it refuses and, at the start, for float64
+    Raises :class:`~anyk.BadInput` for an unknown name, arguments that it refuses and, at the start, for float64
     parameters without ``jax_enable_x64``.
 
     >>> OptaxOptimizer("sgd", lr=0.5, momentum=0.9).spec

@@ -20,10 +20,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Type
 import msgspec
 import numpy as np
 
-from anyk.arrays import Flags, Indices, Vector
-from anyk.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check, value_class
-from anyk.errors import BadInput
-from anyk.specs import Registry, bracketed, parse, show, take_key, with_keys
+from anyk.base.arrays import Flags, Indices, Vector
+from anyk.base.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check, value_class
+from anyk.base.errors import BadInput
+from anyk.base.specs import Registry, bracketed, parse, show, take_key, with_keys
 
 State = dict[str, Vector]
 Stepper = Callable[[slice, Vector], None]
@@ -456,7 +456,7 @@ _OTHER_WORDS = ("learning_rate", "rate", "step_size", "alpha", "eta")  # for the
 def split_rate(spec: str, lr: Rate | None = None) -> tuple[str, Rate | str | None]:
     """Return an optimiser's spec without its learning rate, and the rate: the spec's own, or ``lr``.
 
-    Raises :class:`~anyk.errors.BadInput` if both are given.
+    Raises :class:`~anyk.BadInput` if both are given.
 
     >>> split_rate("adam:beta1=0.8,lr=0.1"), split_rate("clip:of=(gd:lr=0.1),norm=5")
     (('adam:beta1=0.8', '0.1'), ('clip:norm=5,of=gd', '0.1'))
@@ -491,7 +491,7 @@ def suits_smoothness(spec: str) -> bool:
 def optimizer(spec: str, *, lr: float | str | Schedule | None = None) -> Optimizer:
     """Build an optimiser from its spec and a learning rate (a number, a schedule's spec or a schedule).
 
-    The rate may be in the spec instead. Raises :class:`~anyk.errors.BadInput` if it is in neither place or in both.
+    The rate may be in the spec instead. Raises :class:`~anyk.BadInput` if it is in neither place or in both.
 
     >>> optimizer("nesterov:momentum=0.8", lr=0.1).spec, optimizer("adam:lr=0.1").rate.spec
     ('nesterov:momentum=0.8', '0.1')

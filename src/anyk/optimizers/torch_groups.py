@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed, explaining
+from anyk.base.errors import BadInput, RunFailed, explaining
+from anyk.base.plain import ByName
+from anyk.base.specs import parse, read
 from anyk.optimizers.library_classes import Argument, label, resolve_class
 from anyk.optimizers.steps import State
-from anyk.plain import ByName
-from anyk.specs import parse, read
 
 if TYPE_CHECKING:
     import torch

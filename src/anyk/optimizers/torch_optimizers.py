@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Vector, lacks_gradient
-from anyk.errors import BadInput, needing
+from anyk.base.arrays import Vector, lacks_gradient
+from anyk.base.errors import BadInput, needing
+from anyk.base.specs import bracketed, show
 from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.steps import ConstantRate, Optimizer, Schedule, State, Stepper
 from anyk.optimizers.torch_groups import (
@@ -27,7 +28,6 @@ from anyk.optimizers.torch_groups import (
     values_beside,
 )
 from anyk.optimizers.torch_slices import EVALUATIONS, SliceStepper
-from anyk.specs import bracketed, show
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class TorchOptimizer(Optimizer):
     of it but classes and functions of the main program and groups has a spec; a run with those is resumed with
     ``optimizer=…``. Parameters that are in no group stay as they are.
 
-    Raises :class:`~anyk.errors.BadInput` for a name that is not there, for arguments that the class refuses, and for
+    Raises :class:`~anyk.BadInput` for a name that is not there, for arguments that the class refuses, and for
     what cannot be kept or stepped like that, as LBFGS.
 
     >>> TorchOptimizer("SGD", lr=0.5, momentum=0.9).spec

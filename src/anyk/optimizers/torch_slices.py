@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Vector, lacks_gradient
+from anyk.base.arrays import Vector, lacks_gradient
 from anyk.optimizers.steps import State
 from anyk.optimizers.torch_groups import give_state, take_state
 

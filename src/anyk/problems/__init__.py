@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from anyk.errors import BadInput, explaining
-from anyk.named import function_named
+from anyk.base.errors import BadInput, explaining
+from anyk.base.named import function_named
+from anyk.base.specs import Registry, absolute
 from anyk.problems.base import (
     Index,
     Partitions,
@@ -26,7 +27,6 @@ from anyk.problems.base import (
 )
 from anyk.problems.data import Dataset, load, sources, tell
 from anyk.problems.data.dataset import Dirichlet, splits
-from anyk.problems.data.encoding import check_sizes
 from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.functions import JaxProblem
 from anyk.problems.jax.loss_partitions import JaxPartitions
@@ -39,8 +39,7 @@ from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.predicting import Coefficients, Predictor, likeliest_class
 from anyk.problems.torch.module_partitions import TorchPartitions
 from anyk.problems.torch.modules import TorchProblem
-from anyk.specs import Registry, absolute
-from anyk.tables import shown
+from anyk.tables import check_sizes, shown
 
 _LINEAR: dict[str, type[LinearProblem]] = {
     kind.task: kind for kind in (LogisticRegression, SoftmaxRegression, LeastSquares)
@@ -107,7 +106,7 @@ def from_data(
     ``model`` is ``linear:standardize=false``. ``split``: how training rows are spread over partitions,
     ``dirichlet:alpha=0.3`` unevenly by label (:class:`Dirichlet`), by default in their order. The interpretation of a
     file is printed to standard error, or passed to ``progress`` if this is not None. Raises
-    :class:`~anyk.errors.BadInput` if the data is not usable.
+    :class:`~anyk.BadInput` if the data is not usable.
 
     >>> from_data("synthetic:rows=100,features=5").metric
     'auc'
@@ -159,12 +158,12 @@ def from_function(name: str) -> Problem:
 
     Classes and functions of a file are sent to workers with the problem; a module, and files next to the file, are
     imported there. The problem's ``recipe()`` is the function's name, so its runs can be resumed and replayed. Raises
-    :class:`~anyk.errors.BadInput` if there is no such file, module or function, if it fails, or if the result is not a
+    :class:`~anyk.BadInput` if there is no such file, module or function, if it fails, or if the result is not a
     problem.
 
     >>> from_function("nowhere.py:make_problem")
     Traceback (most recent call last):
-    anyk.errors.BadInput: no file 'nowhere.py' for the problem 'nowhere.py:make_problem'
+    anyk.base.errors.BadInput: no file 'nowhere.py' for the problem 'nowhere.py:make_problem'
     """
     make, whole = function_named(name, "problem")
     with explaining(f"'{name}' failed"):

@@ -19,11 +19,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk import keyed
-from anyk.arrays import Array, DType, Vector
-from anyk.errors import BadInput
-from anyk.plain import ByName
+from anyk.base import keyed
+from anyk.base.arrays import Array, DType, Vector
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.problems.values import Leaves, Values
+from anyk.tables import is_sparse
 
 Ends = NDArray[np.int64]  # where consecutive pieces of samples begin and the last one ends
 Index = NDArray[np.intp]  # the type with which NumPy scatters fastest
@@ -104,7 +105,7 @@ class PartitionAbilities:
 
         Called on the driver, before partitions are sent, under every strategy; ``replicas``: whether a code adds up
         several workers' gradients of a partition, which then must not depend on the worker. This method and ``load``
-        raise :class:`~anyk.errors.BadInput` where gradients differ by more than rounding.
+        raise :class:`~anyk.BadInput` where gradients differ by more than rounding.
         """
 
     def draw_rows(self, partition: int, count: int, random: np.random.Generator) -> Index | None:
@@ -112,7 +113,7 @@ class PartitionAbilities:
         return None  # explicit, as mypy demands
 
     def check_partial_loss(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
+        """Raise :class:`~anyk.BadInput` if workers cannot evaluate the loss."""
         if self.partial_loss is None:
             name = type(self._custom or self).__name__
             raise BadInput(
@@ -183,13 +184,13 @@ class ProblemAbilities:
       which it is evaluated; None: it has no values.
     - ``watch_code()``: returns an object that notices if a user's code computes something else than at the start
       (:class:`~anyk.problems.watch.Watch`); None: no user's code computes. ``check_unchanged(begins=…)``: raises
-      :class:`~anyk.errors.BadInput` if something of which the problem has copies has changed since it was made, and
+      :class:`~anyk.BadInput` if something of which the problem has copies has changed since it was made, and
       returns sentences on what may differ; ``begins``: whether the run begins with the problem's initial model.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
       ``moving_norms``: the names of its batch norms whose running statistics are computed from the training data.
     - ``unused_parameters``: the numbers of the parameters in ``shapes`` that the loss does not use. ``marks_unused``:
-      whether gradients have :data:`~anyk.arrays.NO_GRADIENT` at parameters that it does not use, and only there; then
-      optimisers leave these alone.
+      whether gradients have :data:`~anyk.base.arrays.NO_GRADIENT` at parameters that it does not use, and only there;
+      then optimisers leave these alone.
     - ``hooked_parameters``: the names of the parameters that have hooks. ``through_hooks(w, gradient)``: returns what
       the hooks make of the gradient of a step.
     """
@@ -251,11 +252,6 @@ def partition_abilities(partitions: Partitions) -> PartitionAbilities:
     return _with_defaults(partitions, PartitionAbilities)
 
 
-def is_sparse(array: object) -> bool:
-    """Return whether an array is a compressed sparse one of SciPy."""
-    return hasattr(array, "indptr")
-
-
 def stacked(parts: Sequence[Any]) -> Any:
     """Return the rows of several arrays, dense or sparse, as one array."""
     if len(parts) == 1:
@@ -271,7 +267,7 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> E
     """Return where pieces of the samples begin and the last piece ends, shape (partitions + 1,); none is empty.
 
     Pieces have even sizes, the larger ones first, or sizes as close as possible to ``shares``. Raises
-    :class:`~anyk.errors.BadInput` if there are too few samples.
+    :class:`~anyk.BadInput` if there are too few samples.
 
     >>> cut(7, 3).tolist(), cut(8, 3, [2, 1, 1]).tolist()
     ([0, 3, 5, 7], [0, 4, 6, 8])
@@ -315,7 +311,7 @@ def missing_members(problem: object) -> list[str]:
 
 
 def ensure_problem(problem: object) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if this is not a problem."""
+    """Raise :class:`~anyk.BadInput` if this is not a problem."""
     missing = missing_members(problem)
     if isinstance(problem, type) or missing:
         which = f", which has no {missing[0]}" if missing else ""

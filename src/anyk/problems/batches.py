@@ -9,9 +9,9 @@ from typing import Self
 
 import numpy as np
 
-from anyk.arrays import DType, Floats, Vector
-from anyk.errors import BadInput
-from anyk.plain import ByName
+from anyk.base.arrays import DType, Floats, Vector
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.problems.base import Ends, Index, PartitionAbilities
 from anyk.problems.data.sample_batches import PartitionSamples, Samples
 from anyk.problems.data.streams import NO_PARTS

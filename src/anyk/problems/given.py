@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Array
-from anyk.errors import BadInput
+from anyk.base.arrays import Array
+from anyk.base.errors import BadInput
 from anyk.problems.surroundings import Variables, differences, variables_of
 
 _NAMED = 3  # variables that a sentence names at most
@@ -42,7 +42,7 @@ class GivenArrays:
             self._before |= variables_of({path: array})
 
     def check(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if an array has changed since it was added."""
+        """Raise :class:`~anyk.BadInput` if an array has changed since it was added."""
         alive = {path: array for path, reference in self._references if (array := reference()) is not None}
         different = list(differences(self._before, variables_of(alive)))
         if different:

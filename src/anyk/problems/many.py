@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Vector
-from anyk.errors import BadInput
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput
 from anyk.problems.base import (
     Better,
     Index,
@@ -157,7 +157,7 @@ class ManyProblems(ProblemAbilities):
         return self._first.metrics(w)
 
     def sampled(self, samples: int) -> ManyProblems:
-        """Return the problems on a sample of their data; raise :class:`~anyk.errors.BadInput` if that is impossible."""
+        """Return the problems on a sample of their data; raise :class:`~anyk.BadInput` if that is impossible."""
         return ManyProblems([abilities_of(problem).sampled(samples) for problem in self._of.values()])
 
     def predictor(self) -> Any:

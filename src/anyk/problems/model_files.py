@@ -11,8 +11,8 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed, as_bad_input
-from anyk.regular_files import open_plain, replacing
+from anyk.base.errors import BadInput, RunFailed, as_bad_input
+from anyk.base.regular_files import open_plain, replacing
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ _LONGEST = 100_000_000  # bytes of a header, as safetensors itself allows
 def write_model_file(file: Path, save: Callable[[str, dict[str, str]], object]) -> None:
     """Write a file with ``save(name, metadata)``, which writes safetensors, and add its digest.
 
-    Raises :class:`~anyk.errors.RunFailed` if that fails; an older file is then removed.
+    Raises :class:`~anyk.RunFailed` if that fails; an older file is then removed.
     """
     try:
         with replacing(file) as part:
@@ -42,7 +42,7 @@ def write_model_file(file: Path, save: Callable[[str, dict[str, str]], object]) 
 
 
 def check_model_file(file: Path, *, of_run: bool) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if the file does not match its digest, or has none although ``of_run``.
+    """Raise :class:`~anyk.BadInput` if the file does not match its digest, or has none although ``of_run``.
 
     A file of a run folder is not read through a link.
     """
@@ -80,7 +80,7 @@ def _read_digests(file: IO[bytes]) -> _Digests | None:
 def load_copy(module: torch.nn.Module, source: object) -> torch.nn.Module:
     """Return a copy of a module with the state in a file, in a run folder, or in a ``state_dict()``.
 
-    Raises :class:`~anyk.errors.BadInput` if it is no state of such a module, or if a file of a run was changed.
+    Raises :class:`~anyk.BadInput` if it is no state of such a module, or if a file of a run was changed.
     """
     from safetensors.torch import load_model
 

@@ -9,10 +9,10 @@ from typing import Any, Literal, Protocol, Self, TypeGuard
 
 import numpy as np
 
-from anyk.arrays import Array, DType, Floats, Vector
-from anyk.checks import check
-from anyk.errors import BadInput, describe_error
-from anyk.plain import ByName
+from anyk.base.arrays import Array, DType, Floats, Vector
+from anyk.base.checks import check
+from anyk.base.errors import BadInput, describe_error
+from anyk.base.plain import ByName
 from anyk.problems.base import Better, ProblemAbilities, Recipe, problem_text
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
@@ -41,7 +41,7 @@ def number_array(values: object, name: str, dtype: DType) -> Array:
 
 
 def check_lengths(arrays: Sequence[Array], name: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if arrays differ in their numbers of samples, or have none."""
+    """Raise :class:`~anyk.BadInput` if arrays differ in their numbers of samples, or have none."""
     lengths = [len(array) for array in arrays]
     if len(set(lengths)) > 1:
         raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
@@ -76,7 +76,7 @@ def fresh(metric: Collected) -> Any:
 
 
 def check_metrics(metrics: Any) -> ByName:
-    """Return a user's metrics; raise :class:`~anyk.errors.BadInput` if they are not functions or objects by name."""
+    """Return a user's metrics; raise :class:`~anyk.BadInput` if they are not functions or objects by name."""
     values = list(metrics.values()) if isinstance(metrics, Mapping) else [None]
     if not all(callable(metric) or is_collected(metric) for metric in values):
         raise BadInput(
@@ -102,7 +102,7 @@ def check_metrics(metrics: Any) -> ByName:
 
 
 def metric_number(name: str, value: Any) -> float:
-    """Return the value of a user's metric; raise :class:`~anyk.errors.BadInput` if it is not one number."""
+    """Return the value of a user's metric; raise :class:`~anyk.BadInput` if it is not one number."""
     try:
         if not isinstance(value, (str, bytes)):
             return float(value)
@@ -133,7 +133,7 @@ def with_weights(function: Callable[..., Any], name: str, arguments: Sequence[An
 def sample_weights(weights: Any, samples: int, name: str) -> Floats | None:
     """Return weights of samples, divided by their mean, or None if all are equal.
 
-    Raises :class:`~anyk.errors.BadInput` unless they are finite numbers, one for each sample, of at least 0 and not
+    Raises :class:`~anyk.BadInput` unless they are finite numbers, one for each sample, of at least 0 and not
     all 0.
 
     >>> sample_weights([1, 3], 2, "weights").tolist(), sample_weights([7, 7], 2, "weights")

@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from anyk.arrays import Array, Floats, Vector
-from anyk.checks import value_class
-from anyk.errors import BadInput
-from anyk.matrices import Matrix
+from anyk.base.arrays import Array, Floats, Vector
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput
 from anyk.problems.base import Index, Tell
-from anyk.problems.data.encoding import Encoding, check_finite
 from anyk.problems.linear.scaling import Scaling, array_of, in_units, model_columns
-from anyk.tables import Table
+from anyk.tables import Encoding, Matrix, Table, check_finite
 
 
 def layers_of(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vector, Vector, Vector, Vector]:
@@ -91,7 +89,7 @@ class Predictor:
         return np.asarray(self.labels[likeliest_class(scores)])
 
     def chances(self, scores: Floats) -> Floats:
-        """Return probabilities, shape (rows, classes); raise :class:`~anyk.errors.BadInput` if there are no classes."""
+        """Return probabilities, shape (rows, classes); raise :class:`~anyk.BadInput` if there are no classes."""
         from scipy.special import expit, softmax
 
         self.check_classes()
@@ -100,7 +98,7 @@ class Predictor:
         return np.column_stack([expit(-scores[:, 0]), expit(scores[:, 0])])
 
     def check_classes(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if there are no classes, and so no probabilities."""
+        """Raise :class:`~anyk.BadInput` if there are no classes, and so no probabilities."""
         if not self.classes:
             raise BadInput("the model predicts numbers, which have no probabilities; leave probabilities out")
 
@@ -120,7 +118,7 @@ class Predictor:
         return numbers.astype(np.int64) if (numbers == np.floor(numbers)).all() else numbers
 
     def coefficients(self, w: Vector) -> Coefficients:
-        """Return the model in the units of the input; raise :class:`~anyk.errors.BadInput` if it is not linear."""
+        """Return the model in the units of the input; raise :class:`~anyk.BadInput` if it is not linear."""
         if self.kind == "two-layer":
             raise BadInput("a two-layer network has no coefficients; its weights are run.model")
         weights, intercepts = in_units(w, self.outputs, self.intercept, self._scaling)
@@ -135,7 +133,7 @@ class Predictor:
 
         ``X`` is a table with names (a data frame, a dictionary of columns, a :class:`~anyk.tables.Table`), whose
         columns may be in any order and more than the model needs, or an array with the model's columns in order; in a
-        sparse array columns of text are encoded. Raises :class:`~anyk.errors.BadInput` if it does not fit the model.
+        sparse array columns of text are encoded. Raises :class:`~anyk.BadInput` if it does not fit the model.
         """
         from scipy import sparse
 

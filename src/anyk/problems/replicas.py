@@ -8,9 +8,9 @@ from zlib import crc32
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Array, DType, Floats, Vector
-from anyk.errors import BadInput, describe_error
+from anyk.base import keyed
+from anyk.base.arrays import Array, DType, Floats, Vector
+from anyk.base.errors import BadInput, describe_error
 from anyk.problems.base import Index, cut
 from anyk.problems.surroundings import Variables, differences
 
@@ -164,7 +164,7 @@ class Trial(NamedTuple):
         """Compute a gradient twice; return None if it is not finite or fails, which the run itself will report.
 
         If the two differ, which a code's ``replicas`` of a partition must not, raises
-        :class:`~anyk.errors.BadInput`; other strategies may draw samples as they like, and nothing can be compared.
+        :class:`~anyk.BadInput`; other strategies may draw samples as they like, and nothing can be compared.
         """
         try:
             trial, again = cls(sketch(compute()), limit, variables or {}), compute()
@@ -188,7 +188,7 @@ class Trial(NamedTuple):
         return float(np.linalg.norm(own_sketch - self.sketch) / norm) if norm else 0.0
 
     def check(self, compute: Callable[[], Vector], variables: Callable[[], Variables]) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if this worker's gradient is not the driver's, and name the cause."""
+        """Raise :class:`~anyk.BadInput` if this worker's gradient is not the driver's, and name the cause."""
         try:
             apart = self.apart(compute())
         except Exception as error:  # the run itself reports it, but for its cause

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Array
+from anyk.base.arrays import Array
 
 _LEAVES = 20_000  # variables that are listed at most
 _ELEMENTS = 1_000  # elements of a list or dictionary that are listed at most

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Array, Vector
-from anyk.errors import BadInput, describe_error
+from anyk.base.arrays import Array, Vector
+from anyk.base.errors import BadInput, describe_error
 
 _WHOLE = "values"  # a parameter of this name receives all values
 
@@ -40,7 +40,7 @@ class Values:
     schedule, a function of the step that returns them. ``kept``: further arrays, such as a module's frozen parameters
     and buffers, by names for messages.
 
-    Raises :class:`~anyk.errors.BadInput` for anything else.
+    Raises :class:`~anyk.BadInput` for anything else.
 
     >>> values = Values({"beta": 0.5, "rate": lambda step: 0.1 * step})
     >>> values.build(values.at(values.initial, 3))
@@ -91,7 +91,7 @@ class Values:
     def read(self, tree: Mapping[str, Any]) -> Leaves:
         """Return the leaves of values in the form of the initial ones, without the kept arrays.
 
-        Raises :class:`~anyk.errors.BadInput` if they have another form or a number is not finite.
+        Raises :class:`~anyk.BadInput` if they have another form or a number is not finite.
         """
         if tree.keys() != self._initial.keys():
             raise BadInput(
@@ -174,7 +174,7 @@ def arguments(taken: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def check_taken(names: Sequence[str], *taken: Sequence[str]) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if there are values that no function takes."""
+    """Raise :class:`~anyk.BadInput` if there are values that no function takes."""
     all_taken = {name for some in taken for name in some}
     if _WHOLE in all_taken:
         return

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Vector
-from anyk.errors import BadInput
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput
 from anyk.problems.given import ANEW, named
 from anyk.problems.replicas import ROWS, Trial, sketch
 from anyk.problems.surroundings import Variables, differences
@@ -54,7 +54,7 @@ class Computing(NamedTuple):
 
 
 def compare_copies(copies: Computing, present: Computing, limit: float, of: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if a problem's copies of the user's objects compute something else.
+    """Raise :class:`~anyk.BadInput` if a problem's copies of the user's objects compute something else.
 
     If variables differ without an effect on the gradient of a few samples, that of more samples is looked at, if that
     takes a quarter of a second at most. A random gradient shows nothing; then the variables must be equal. ``limit``:
@@ -145,7 +145,7 @@ class Watch:
             self._before |= new
 
     def check(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if something has changed since the start, and name it."""
+        """Raise :class:`~anyk.BadInput` if something has changed since the start, and name it."""
         different = list(differences(self._before, self._present.variables()))
         moved = self._trial is not None and _moved(self._trial, partial(self._present.gradient, ROWS))
         if self._trial is not None and not moved:

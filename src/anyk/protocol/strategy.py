@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from anyk.arrays import Floats
-from anyk.checks import check_range
-from anyk.plain import ByName, from_plain, to_plain
+from anyk.base.arrays import Floats
+from anyk.base.checks import check_range
+from anyk.base.plain import ByName, from_plain, to_plain
 from anyk.protocol.commands import Commands
 from anyk.protocol.events import Event
 from anyk.protocol.pace import DelayLaw, Pace
@@ -132,7 +132,7 @@ class StrategyFacts:
 
     ``for_jobs(jobs)``: the strategy for a number of steps of all models together, which take ``extra_rounds`` more
     rounds. ``round_seconds(state)``: seconds of each round so far, and the number of rounds that waited for stragglers.
-    ``check_further(state, steps, begun)`` raises :class:`~anyk.errors.BadInput` if a state cannot continue beyond the
+    ``check_further(state, steps, begun)`` raises :class:`~anyk.BadInput` if a state cannot continue beyond the
     planned ``steps``, including ``begun`` steps of an earlier run. ``check_compressor(by)`` raises it if messages must
     not be compressed by this compressor; without it no compressor is accepted.
     """
@@ -157,9 +157,9 @@ class Strategy(ABC):
 
     A strategy is an immutable value that consists of its settings. The changing part of a run is a *state*, a dataclass
     (preferably with ``slots=True``) of the class :attr:`State`, which :meth:`start` returns and :meth:`on` changes in
-    place. Checkpoints save states as plain data (:mod:`anyk.plain`): numbers, texts, lists, tuples, sets, dicts and
-    dataclasses of these. A field that is :func:`~anyk.plain.derived` from the others is not saved, but computed again
-    by :meth:`rebuild`.
+    place. Checkpoints save states as plain data (:mod:`anyk.base.plain`): numbers, texts, lists, tuples, sets, dicts
+    and dataclasses of these. A field that is :func:`~anyk.base.plain.derived` from the others is not saved, but
+    computed again by :meth:`rebuild`.
 
     A worker is given a task only if it is present and has no open task: a task ends with its last message, its
     cancellation or its worker. Events may be late or repeated, such as a message of a cancelled task or of a lost

@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.arrays import Vector
-from anyk.errors import RAISED, BadInput
-from anyk.plain import values_of
+from anyk.base.arrays import Vector
+from anyk.base.errors import RAISED, BadInput
+from anyk.base.plain import values_of
 from anyk.runs.log.receipts import CutOff, Receipt, receipt_after
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class StepInfo:
     def model(self) -> Vector:
         """The model, shape (d,); copy it to keep or change it.
 
-        Raises :class:`~anyk.errors.BadInput` after the next step.
+        Raises :class:`~anyk.BadInput` after the next step.
         """
         if self.driver.versions[self.slot] != self.step:
             raise BadInput(f"the model of step {self.step} is gone; copy it in on_step")
@@ -263,7 +263,7 @@ class Callbacks(tuple[Any, ...]):
 
 
 def check_callbacks(callbacks: Any) -> Callbacks:
-    """Return callbacks as a tuple; raise :class:`~anyk.errors.BadInput` for an object that is not a callback."""
+    """Return callbacks as a tuple; raise :class:`~anyk.BadInput` for an object that is not a callback."""
     if callbacks is None or isinstance(callbacks, Callbacks):
         return callbacks or Callbacks()
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):

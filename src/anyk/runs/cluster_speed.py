@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput
 from anyk.clusters.contract import Cluster
-from anyk.errors import BadInput
 from anyk.optimizers import GD
 from anyk.problems.base import Index, Tell
 from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Fleet, Layout, Reply, Strategy
@@ -156,7 +156,7 @@ def cluster_speed(
 
     ``make`` returns a new cluster for each size. ``sizes``: of the vectors in bytes. ``steps``: the number of trips and
     of steps; half of it for sizes of 10 MB and more. ``tell`` is called with a line before each measurement. Raises
-    :class:`~anyk.errors.BadInput` for a virtual clock.
+    :class:`~anyk.BadInput` for a virtual clock.
 
     >>> import anyk
     >>> speed = cluster_speed(lambda: anyk.clusters.Processes(workers=2), sizes=[8000], steps=3)

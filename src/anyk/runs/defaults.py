@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from anyk.base.errors import BadInput
+from anyk.base.specs import parse, with_keys
 from anyk.clusters import Cluster
-from anyk.errors import BadInput
 from anyk.optimizers import Optimizer, Schedule, split_rate, suits_smoothness
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.many import each_of
 from anyk.protocol import Strategy
-from anyk.specs import parse, with_keys
 from anyk.strategies import Rounds
 
 WORKERS = 30
@@ -29,7 +29,7 @@ def usual_optimizer(
     """Return ``optimizer``, with defaults for itself and its learning rate that suit the problem.
 
     The defaults are Nesterov momentum and 1 / smoothness, or the papers' settings on their data. Raises
-    :class:`~anyk.errors.BadInput` if two learning rates are given, or none and there is no default: if the problem has
+    :class:`~anyk.BadInput` if two learning rates are given, or none and there is no default: if the problem has
     no smoothness, or the optimiser's steps are not in proportion to the gradient, as those of Adam.
 
     >>> import anyk
@@ -97,7 +97,7 @@ def with_usual_batch(problem: Problem, strategy: Strategy, requested: object) ->
     """Return a strategy with the mini-batches of the problem's data (a ``DataLoader``), unless it has its own.
 
     The samples of a step are spread evenly over the partitions. ``requested``: what was asked for, perhaps a spec.
-    Raises :class:`~anyk.errors.BadInput` if that is impossible, or if the strategy is none of rounds of gradients.
+    Raises :class:`~anyk.BadInput` if that is impossible, or if the strategy is none of rounds of gradients.
     """
     layout = strategy.layout
     sizes = {abilities_of(each).step_samples for each in each_of(problem)}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from anyk.arrays import Vector
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
 from anyk.clusters.remote.losses import LossUnknown
-from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import abilities_of, with_values
 from anyk.problems.many import each_of, problem_of
 from anyk.problems.values import Leaves

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import NamedTuple
 
-from anyk.checks import check_workers
+from anyk.base.checks import check_workers
 from anyk.clusters import Cluster, Outage, Simulated
 from anyk.protocol import Joined, Leaving, LossEvaluated, Lost, NoiseMeasured, Strategy
 from anyk.runs.engine.driver import Driver

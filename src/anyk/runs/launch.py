@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from anyk.base.errors import RunFailed, describe_error, outside
 from anyk.clusters import Cluster
-from anyk.errors import RunFailed, describe_error, outside
 from anyk.optimizers import STEPPED
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.many import each_of

@@ -9,14 +9,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from anyk.checks import AtLeastOne, typed
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput, RunFailed, explaining
+from anyk.base.specs import parse
 from anyk.clusters import Cluster
-from anyk.errors import BadInput, RunFailed, explaining
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.data.streams import NO_PASS
 from anyk.problems.many import each_of
 from anyk.protocol import Strategy
-from anyk.specs import parse
 
 Duration = Annotated[float, Meta(gt=0, le=1e15)]  # seconds; longer ones would be infinite for every purpose
 LIMIT = 10_000  # steps at most if a target is the only limit: it may be out of reach
@@ -57,7 +57,7 @@ class ClockLimit:
     _look: int = _EVERY
 
     def check(self, step: int, now: float) -> None:
-        """Raise :class:`~anyk.errors.RunFailed` if too little time has passed for the steps taken."""
+        """Raise :class:`~anyk.RunFailed` if too little time has passed for the steps taken."""
         steps = step - self._first_step
         if steps < self._look:
             return
@@ -70,7 +70,7 @@ class ClockLimit:
 
 
 def check_launcher() -> None:
-    """Raise :class:`~anyk.errors.BadInput` in a process of ``torchrun``: each process would train a model."""
+    """Raise :class:`~anyk.BadInput` in a process of ``torchrun``: each process would train a model."""
     size = os.environ.get("WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" in os.environ and size != "1":
         raise BadInput(
@@ -158,6 +158,6 @@ def plan(strategy: Strategy, steps: int | None, first_step: int = 0) -> Strategy
 
 
 def first_metrics(problem: Problem) -> dict[str, float]:
-    """Return the metrics of the initial model; raise :class:`~anyk.errors.BadInput` if they cannot be computed."""
+    """Return the metrics of the initial model; raise :class:`~anyk.BadInput` if they cannot be computed."""
     with explaining("the metrics fail at the initial model"):  # a user's problem may raise anything
         return problem.metrics(problem.initial())

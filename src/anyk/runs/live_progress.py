@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from anyk import html
+from anyk.base import html
 from anyk.runs.callbacks import Callback, Callbacks, EndInfo, RunInfo, StepInfo
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Array, Vector, lacks_gradient
-from anyk.errors import BadInput, outside
+from anyk.base.arrays import Array, Vector, lacks_gradient
+from anyk.base.errors import BadInput, outside
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.torch.hooks import set_gradients
 from anyk.problems.torch.module_partitions import dtype_of, pieces_of
@@ -175,7 +175,7 @@ class _KeptTensors:
 
         Torch counts changes in place, except through ``.data``; so a sample of the numbers is compared as well.
         ``sent``: the arrays that workers have, if not the initial ones. ``check``: compare all numbers, and raise
-        :class:`~anyk.errors.BadInput` if a tensor has changed without being noticed.
+        :class:`~anyk.BadInput` if a tensor has changed without being noticed.
         """
         changes: dict[int, Array] = {}
         for place, tensor in enumerate(self._tensors(), self._first):

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from anyk import html
-from anyk.arrays import Array, Vector, Vectors
-from anyk.checks import typed, whole
-from anyk.errors import BadInput, MissingPackage, outside
-from anyk.plain import ByName
+from anyk.base import html
+from anyk.base.arrays import Array, Vector, Vectors
+from anyk.base.checks import typed, whole
+from anyk.base.errors import BadInput, MissingPackage, outside
+from anyk.base.plain import ByName
+from anyk.base.specs import parse
 from anyk.problems.data.new_rows import read_rows
 from anyk.problems.predicting import Coefficients, Predictor
 from anyk.runs.engine.warm_start import WarmStart
@@ -26,7 +27,6 @@ from anyk.runs.folder.config import Recipe, RunConfig, SharedConfig, read_config
 from anyk.runs.log import queries
 from anyk.runs.log.receipts import Receipt, logged_receipt
 from anyk.runs.log.runlog import RunLog
-from anyk.specs import parse
 
 if TYPE_CHECKING:
     import pandas
@@ -141,7 +141,7 @@ class Run(Results, AbstractContextManager["Run"]):
     @classmethod
     @typed
     def open(cls, path: str | Path) -> Run:
-        """Read a run folder; raise :class:`~anyk.errors.BadInput` if it is missing, damaged or of a newer format."""
+        """Read a run folder; raise :class:`~anyk.BadInput` if it is missing, damaged or of a newer format."""
         folder = Path(path)
         config = read_config(folder)
         seal = checkpoints.seal_of(folder)  # before the log: a running process may add a newer one
@@ -224,7 +224,7 @@ class Run(Results, AbstractContextManager["Run"]):
         return self._started_with
 
     def warm_start(self) -> WarmStart:
-        """Return the state from which another run can start; raise :class:`~anyk.errors.BadInput` if it is unknown."""
+        """Return the state from which another run can start; raise :class:`~anyk.BadInput` if it is unknown."""
         if self._state is None:
             saved = None if self.path is None else checkpoints.newest(self.path, self.log)
             if saved is None:
@@ -251,7 +251,7 @@ class Run(Results, AbstractContextManager["Run"]):
 
     @property
     def predictor(self) -> Predictor:
-        """The predictor of the model; raises :class:`~anyk.errors.BadInput` for models of PyTorch and JAX."""
+        """The predictor of the model; raises :class:`~anyk.BadInput` for models of PyTorch and JAX."""
         if self._predictor is None:
             self._predictor = predictors.load_predictor(self.path, self.config.digests.predictor)
         return self._predictor
@@ -265,7 +265,7 @@ class Run(Results, AbstractContextManager["Run"]):
         of ``run.predictor.labels``. ``tell`` is called with a sentence if a text column has values that the model has
         not seen, which then belong to no category; by default this is a RuntimeWarning.
 
-        Raises :class:`~anyk.errors.BadInput` if ``X`` does not fit the model, and if the run has no predictor.
+        Raises :class:`~anyk.BadInput` if ``X`` does not fit the model, and if the run has no predictor.
 
         >>> import anyk
         >>> problem = anyk.problems.LogisticRegression([[0.0], [1.0], [2.0], [3.0]], [5, 5, 7, 7], intercept=True)
@@ -282,7 +282,7 @@ class Run(Results, AbstractContextManager["Run"]):
 
     @property
     def coefficients(self) -> Coefficients:
-        """The (first) final model in the units of the input; :class:`~anyk.errors.BadInput` if it is not linear."""
+        """The (first) final model in the units of the input; :class:`~anyk.BadInput` if it is not linear."""
         return self.predictor.coefficients(self.model)
 
     @cached_property
@@ -329,7 +329,7 @@ class Run(Results, AbstractContextManager["Run"]):
         return f"compared {percent:.0f} % of messages, {messages['differed']} differed"
 
     def receipt(self, version: int, slot: str | None = None) -> Receipt:
-        """Return the receipt of a version; raise :class:`~anyk.errors.BadInput` if there is no such version."""
+        """Return the receipt of a version; raise :class:`~anyk.BadInput` if there is no such version."""
         slot = slot or self.slot
         config = self.config
         version = whole("version", version)
@@ -341,7 +341,7 @@ class Run(Results, AbstractContextManager["Run"]):
     def staleness(self, slot: str | None = None) -> dict[int, int]:
         """Return the number of messages used, by staleness, for one model or for all.
 
-        Raises :class:`~anyk.errors.BadInput` for a model that the run has not trained.
+        Raises :class:`~anyk.BadInput` for a model that the run has not trained.
 
         >>> import anyk
         >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -361,7 +361,7 @@ class Run(Results, AbstractContextManager["Run"]):
         run's clock, and its ending), events, works (the partitions and coefficients of chunks), reuses (messages that
         later steps used again) or notes.
 
-        Raises :class:`~anyk.errors.BadInput` for another table, :class:`~anyk.errors.MissingPackage` without pandas.
+        Raises :class:`~anyk.BadInput` for another table, :class:`~anyk.base.errors.MissingPackage` without pandas.
 
         >>> import anyk
         >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time as clock
 from pathlib import Path
 
+from anyk.base.errors import RunFailed
 from anyk.clusters import Cluster
-from anyk.errors import RunFailed
 from anyk.problems.base import Problem, abilities_of, with_values
 from anyk.problems.many import problem_of
 from anyk.problems.values import Leaves

@@ -8,16 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from anyk.checks import AtLeastOne, Nonnegative, typed
+from anyk.base.checks import AtLeastOne, Nonnegative, typed
+from anyk.base.errors import BadInput
+from anyk.base.named import names_in_folder
+from anyk.base.plain import values_of
+from anyk.base.specs import with_keys
 from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
 from anyk.codes import Code
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput
-from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer, Schedule, split_rate
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.plain import values_of
 from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callbacks, check_callbacks
@@ -39,7 +40,6 @@ from anyk.runs.limits import (
     plan,
 )
 from anyk.runs.run import Run
-from anyk.specs import with_keys
 from anyk.strategies import complete_spec, for_fleet, resolve_paths, with_fleet
 from anyk.strategies import strategy as build_strategy
 

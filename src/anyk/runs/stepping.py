@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Array, Vector
-from anyk.checks import AtLeastOne, check
+from anyk.base.arrays import Array, Vector
+from anyk.base.checks import AtLeastOne, check
+from anyk.base.errors import BadInput, RunFailed, outside
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
-from anyk.errors import BadInput, RunFailed, outside
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
@@ -350,7 +350,7 @@ def rounds(
     Limits, ``evaluate`` and ``callbacks`` are as in :func:`anyk.train`. Leaving the loop early, also by an
     exception, ends the run with that step. Afterwards the attribute ``run`` of the result is the run.
 
-    Raises :class:`~anyk.errors.BadInput` for strategies whose workers take the steps (local updates) or that train
+    Raises :class:`~anyk.BadInput` for strategies whose workers take the steps (local updates) or that train
     several models, and if the module's parameters or batch norms are not the problem's. The loop raises the exception
     with which the run fails.
 
@@ -413,7 +413,7 @@ def _with_states(keep: Any) -> tuple[Any, ...]:
 
 
 def _check_same(folder: Path, strategy: Strategy, cluster: Cluster) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if the run in a folder has another strategy or cluster than the loop."""
+    """Raise :class:`~anyk.BadInput` if the run in a folder has another strategy or cluster than the loop."""
     config = read_config(folder)
     before = build_strategy(config.strategy, workers=config.workers).spec
     for name, stored, requested in (

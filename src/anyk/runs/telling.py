@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyk.errors import BadInput, RunFailed
+from anyk.base.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.watch import is_glanced_at
 from anyk.protocol import Lost

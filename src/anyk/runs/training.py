@@ -10,14 +10,15 @@ from typing import Any
 
 from msgspec import structs
 
-from anyk.checks import typed
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput
+from anyk.base.named import names_in_folder
+from anyk.base.plain import from_plain
+from anyk.base.specs import with_keys
 from anyk.clusters import Cluster
 from anyk.codes import Code
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput
-from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer, Schedule
-from anyk.plain import from_plain
 from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.problems.many import ManyProblems
 from anyk.protocol import Strategy
@@ -41,7 +42,6 @@ from anyk.runs.log.queries import newest_versions
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.run import Run
 from anyk.runs.spec import Preparation, RunSpec
-from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
 
 _AS_BEFORE = "as before"
@@ -95,8 +95,8 @@ def train(
     work is not taken over, and the clock, to which ``seconds`` belongs, starts at 0. The new folder does not depend on
     the earlier one.
 
-    On Ctrl-C the run is saved and ``KeyboardInterrupt`` raised. Raises :class:`~anyk.errors.BadInput` for arguments
-    that cannot work and :class:`~anyk.errors.RunFailed` if a run cannot continue; its folder can then be resumed.
+    On Ctrl-C the run is saved and ``KeyboardInterrupt`` raised. Raises :class:`~anyk.BadInput` for arguments
+    that cannot work and :class:`~anyk.RunFailed` if a run cannot continue; its folder can then be resumed.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
@@ -183,7 +183,7 @@ def resume(
 
     A run folder may come from a stranger. So code that it names (a problem's function, an optimiser of another
     package than torch and optax) is only executed with ``trust``, and then only if it has the recorded SHA-256. Data,
-    traces and code must be those with which the run started; else :class:`~anyk.errors.BadInput` is raised.
+    traces and code must be those with which the run started; else :class:`~anyk.BadInput` is raised.
     """
     folder = Path(path)
     config, of = read_config(folder), f"the run '{folder}'"

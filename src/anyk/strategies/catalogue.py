@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from anyk import codes
-from anyk.checks import typed
+from anyk.base.checks import typed
 from anyk.codes import rising
 from anyk.codes.made import LEFT_OUT
 from anyk.protocol import CancelMode, Strategy

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from anyk.checks import typed
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName, part
+from anyk.base.specs import bracketed, show
 from anyk.compression import Compressor, compressor
-from anyk.errors import BadInput
-from anyk.plain import ByName, part
 from anyk.protocol import (
     Cancel,
     Combine,
@@ -26,7 +27,6 @@ from anyk.protocol import (
     Strategy,
     StrategyFacts,
 )
-from anyk.specs import bracketed, show
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Compressed(Strategy):
     It takes the decisions of the strategy inside. Local work is compressed as the change from its initial version. With
     error feedback a worker adds to each message the part omitted from the last one. If a message arrived and was
     dropped, the next task tells the worker to continue from the part omitted from the message before. Raises
-    :class:`~anyk.errors.BadInput` if the two do not compose:
+    :class:`~anyk.BadInput` if the two do not compose:
 
     - linear compressors (``random-k``) compose exactly with all the following, including every code, if messages cover
       the same coordinates (for sparse data, whose messages do not, in expectation);

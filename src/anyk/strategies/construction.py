@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
-from anyk import codes, specs
-from anyk.checks import Share
-from anyk.checks import check as checked
-from anyk.errors import BadInput
+from anyk import codes
+from anyk.base import specs
+from anyk.base.checks import Share
+from anyk.base.checks import check as checked
+from anyk.base.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.rounds.balance import Balance
 from anyk.strategies.rounds.checked_rounds import CheckedRounds
@@ -109,7 +110,7 @@ def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -
     """Return the strategy of a spec for ``workers`` workers, or of a code; a strategy is returned unchanged.
 
     The spec of a code is a strategy of rounds, with the further keys ``wait``, ``scaling``, ``cancel`` and ``decoder``.
-    Raises :class:`~anyk.errors.BadInput` if the spec is wrong, or if a code or strategy is for another number of
+    Raises :class:`~anyk.BadInput` if the spec is wrong, or if a code or strategy is for another number of
     workers.
 
     >>> strategy("agc:load=3,wait=11", workers=30).spec
@@ -128,7 +129,7 @@ def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -
 def for_fleet(strategy: Strategy, fewest: int, partitions: int | None = None) -> Rounds:
     """Return a strategy whose workers join and leave: from ``fewest`` to the number that it was made for.
 
-    ``partitions``: m, by default 4 for each worker. Raises :class:`~anyk.errors.BadInput` if the strategy cannot.
+    ``partitions``: m, by default 4 for each worker. Raises :class:`~anyk.BadInput` if the strategy cannot.
 
     >>> for_fleet(strategy("frc:stragglers=2", workers=16), fewest=4).spec
     'frc:stragglers=2,fewest=4,partitions=64'
@@ -151,7 +152,7 @@ def with_fleet(spec: str, workers: int | tuple[int, int], partitions: int | None
     """Return a spec for a number or a range of workers, and the (largest) number.
 
     ``partitions``: m, whatever the number of workers; by default 4 for each worker of a range. Raises
-    :class:`~anyk.errors.BadInput` if the spec has a range or partitions of its own.
+    :class:`~anyk.BadInput` if the spec has a range or partitions of its own.
 
     >>> with_fleet("uncoded", (4, 16))
     ('uncoded:fewest=4,partitions=64', 16)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from anyk.checks import typed
-from anyk.errors import BadInput, suggest
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput, suggest
+from anyk.base.specs import show
 from anyk.protocol import (
     Alarm,
     Command,
@@ -27,7 +28,6 @@ from anyk.protocol import (
     Stop,
     Strategy,
 )
-from anyk.specs import show
 
 RETRIES = 2  # times that a worker with an unusable message is asked again in a round
 
@@ -139,7 +139,7 @@ class CrewStrategy(Strategy, Generic[S]):
     The methods are ``on_reply``, ``on_progress``, ``on_failed``, ``on_leaving``, ``on_alarm``, ``on_projected``,
     ``on_loss``, ``on_noise`` and ``on_drift``; each takes the state and the event and returns commands. Events without
     a method change nothing. The crew is updated before :meth:`worker_left` and :meth:`worker_returned` are called.
-    Raises :class:`~anyk.errors.BadInput` for a class with another method ``on_…``, which no event would call.
+    Raises :class:`~anyk.BadInput` for a class with another method ``on_…``, which no event would call.
     """
 
     handlers: ClassVar[Mapping[type[Any], Callable[[Any, Any, Any], Commands]]]

@@ -10,10 +10,10 @@ from functools import cached_property, lru_cache
 from statistics import median
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
-from anyk import installed
-from anyk.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_range, typed
-from anyk.errors import BadInput, UnknownName, suggest
-from anyk.specs import Registry, bracket_depths, show, split_outside
+from anyk.base import installed
+from anyk.base.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_range, typed
+from anyk.base.errors import BadInput, UnknownName, suggest
+from anyk.base.specs import Registry, bracket_depths, show, split_outside
 
 Rule = TypeVar("Rule", bound="Wait")
 

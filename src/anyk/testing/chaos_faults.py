@@ -8,9 +8,9 @@ from typing import Annotated
 
 import msgspec
 
-from anyk import keyed
-from anyk.checks import AtLeastZero, typed
-from anyk.errors import BadInput
+from anyk.base import keyed
+from anyk.base.checks import AtLeastZero, typed
+from anyk.base.errors import BadInput
 
 # each kind of fault, and what anyk promises if it occurs
 PROMISES = {

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from anyk.checks import AtLeastOne, Nonnegative, typed
-from anyk.errors import BadInput, RunFailed
+from anyk.base.checks import AtLeastOne, Nonnegative, typed
+from anyk.base.errors import BadInput, RunFailed
+from anyk.base.specs import bracketed, parse, take_key, with_keys
 from anyk.optimizers import Optimizer
 from anyk.problems import Problem
 from anyk.protocol import Strategy
 from anyk.runs import Run, replay, train, verify
 from anyk.runs.api import log_columns, rebuild
-from anyk.specs import bracketed, parse, take_key, with_keys
 from anyk.strategies import strategy as build
 from anyk.strategies import with_fleet
 from anyk.testing.chaos_faults import PROMISES, FaultPlan
@@ -125,8 +125,8 @@ def chaos(
     further options of ``anyk train``, such as ``("--data", "digits", "--delays", "exp:mean=0.01")``. ``out``: a new
     folder for the run; by default it is not kept. ``tell`` is called with lines on the progress.
 
-    Raises :class:`~anyk.errors.BadInput` for faults that the cluster or the strategy cannot take, for options that the
-    training refuses, and on other systems than Linux; :class:`~anyk.errors.RunFailed` if the training does not start.
+    Raises :class:`~anyk.BadInput` for faults that the cluster or the strategy cannot take, for options that the
+    training refuses, and on other systems than Linux; :class:`~anyk.RunFailed` if the training does not start.
     """
     strategy, workers = with_fleet(strategy, workers)
     plan = build(strategy, workers=workers)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from anyk import keyed
+from anyk.base import keyed
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters import is_stopped
-from anyk.errors import BadInput, RunFailed
 from anyk.runs.api import count_updates, faults_after, load_checkpoint
 from anyk.testing.chaos_faults import FaultPlan, slowness
 

@@ -7,8 +7,8 @@ from math import comb
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Floats
+from anyk.base import keyed
+from anyk.base.arrays import Floats
 from anyk.codes import EXACT, Code
 
 _SETS = 300  # straggler sets that are tried if all would be too many

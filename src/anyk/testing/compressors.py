@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Floats, Vector
-from anyk.checks import typed
+from anyk.base import keyed
+from anyk.base.arrays import Floats, Vector
+from anyk.base.checks import typed
+from anyk.base.specs import parse
 from anyk.compression import Compressor, Key, Payload, registry
 from anyk.compression import compressor as build
-from anyk.specs import parse
 from anyk.testing.failures import failing_as
 
 _LENGTHS = (0, 1, 2, 7, 8, 9, 50, 333)

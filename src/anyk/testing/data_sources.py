@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from anyk.checks import typed
-from anyk.errors import BadInput, describe_error
-from anyk.matrices import Matrix
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput, describe_error
+from anyk.base.regular_files import read_plain
+from anyk.base.specs import parse
 from anyk.problems import Dataset, from_data, load, sources
-from anyk.regular_files import read_plain
-from anyk.specs import parse
+from anyk.tables import Matrix
 from anyk.testing.failures import failing_as
 
 _SEEDS = (0, 12345)  # of NumPy's own generator, on which a data set must not depend
@@ -28,7 +28,7 @@ def check_data_source(spec: str, *, file: str | Path | None = None) -> None:
     without missing values. Targets suit the task: -1 and 1, 0 to C - 1 with C classes, or numbers without classes. The
     same spec gives the same bits again, which do not depend on NumPy's own random numbers, and does not change them. A
     linear model can be trained. A source that reads a file leaves it unchanged, refuses a missing or empty one with
-    :class:`~anyk.errors.BadInput`, and reads a damaged or truncated one or refuses it in this way. Raises
+    :class:`~anyk.BadInput`, and reads a damaged or truncated one or refuses it in this way. Raises
     AssertionError for the first property that fails.
 
     ``file``: a small file that the source can read, if it reads one.

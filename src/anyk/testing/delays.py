@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from anyk.arrays import Array, Floats
+from anyk.base.arrays import Array, Floats
 from anyk.delays import DelayModel, parse
 
 _DRAWS = 20_000  # of each worker
@@ -17,7 +17,7 @@ def check_delays(law: DelayModel, *, workers: int = 4, seed: int = 0) -> None:
     Its spec gives the same model; a draw is the same alone, among others and in any order; ``cdf``, ``expected`` and
     ``order_statistic``, unless None, agree with many draws. A mean is not compared if few draws make up much of it.
     Delays that depend on earlier ones are compared less precisely, because their means vary more.
-    Raises AssertionError for the first property that fails, and :class:`~anyk.errors.BadInput` for invalid draws.
+    Raises AssertionError for the first property that fails, and :class:`~anyk.BadInput` for invalid draws.
 
     >>> import anyk
     >>> check_delays(anyk.delays.Exponential(mean=0.5))

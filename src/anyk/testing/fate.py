@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk import keyed
+from anyk.base import keyed
 from anyk.protocol import (
     Alarm,
     Event,

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from anyk import keyed
-from anyk.errors import RunFailed
-from anyk.plain import ByName
+from anyk.base import keyed
+from anyk.base.errors import RunFailed
+from anyk.base.plain import ByName
 from anyk.protocol import (
     Commands,
     Event,

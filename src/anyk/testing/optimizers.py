@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Vector
-from anyk.checks import AtLeastOne, typed
-from anyk.errors import BadInput
+from anyk.base import keyed
+from anyk.base.arrays import Vector
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput
 from anyk.optimizers import MADE, Optimizer, State, registry
 from anyk.optimizers import optimizer as build
 from anyk.testing.failures import failing_as

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Vector
-from anyk.errors import BadInput
+from anyk.base import keyed
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput
 from anyk.problems import Index, Partitions, Problem, ensure_problem, partition_abilities, penalty_of, some_rows
 
 _SUMS = "partial gradients are of sums over samples, without the regulariser"
@@ -26,7 +26,7 @@ def check_problem(problem: Problem, *, partitions: int = 3, seed: int = 0) -> No
     model alone and, after pickling, are the same; rows add up to their partition; all partitions add up to the gradient
     of the loss, by central differences in random directions, however the data is cut; ``only`` gives the same
     gradients; if workers can evaluate, the losses of their partitions add up to the loss. The loss must be smooth, as
-    differences across a kink are no gradient. Raises :class:`~anyk.errors.BadInput` for an object that is no problem.
+    differences across a kink are no gradient. Raises :class:`~anyk.BadInput` for an object that is no problem.
 
     >>> import anyk
     >>> check_problem(anyk.problems.from_data("synthetic:rows=60,features=4"))

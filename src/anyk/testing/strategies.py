@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 
-from anyk import keyed
+from anyk.base import keyed
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
 from anyk.protocol import Strategy

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from anyk import keyed
-from anyk.checks import AtLeastOne, typed
+from anyk.base import keyed
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput
 from anyk.codes import Code
 from anyk.codes import code as build_code
 from anyk.delays import Exponential
-from anyk.errors import BadInput
 from anyk.fleet import pace, simulated_pace
 from anyk.strategies import AnyOf, Predicate, Rounds, Wait, Waiting, WaitLike, wait_rule
 from anyk.testing.failures import failing_as

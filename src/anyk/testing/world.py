@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk import keyed
+from anyk.base import keyed
 from anyk.clusters import Alarms
 from anyk.protocol import (
     Cancel,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyk import __version__
-from anyk.errors import as_bad_input, printable
+from anyk.base.errors import as_bad_input, printable
 from anyk.views.columns import Columns
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def chaos_page(result: ChaosResult, path: str | Path) -> Path:
     """Write a self-contained page about a chaos run, and return its path.
 
     It shows what was promised, injected and observed, and updates per second over time with the faults. Raises
-    :class:`~anyk.errors.BadInput` if the file cannot be written, and :class:`~anyk.errors.MissingPackage` without
+    :class:`~anyk.BadInput` if the file cannot be written, and :class:`~anyk.base.errors.MissingPackage` without
     Jinja2 (``anyk[report]``).
     """
     from anyk.views.page import check_packages, render

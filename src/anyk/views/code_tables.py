@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.codes import EXACT, Code
-from anyk.errors import BadInput
 from anyk.fleet import ATTACKED, Curve, Facts, MissingCode, Threshold
-from anyk.plain import ByName
 from anyk.views.columns import Columns
 from anyk.views.prose import plain
 from anyk.views.style import COLOURS, LIGHT, picture

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anyk.base.plain import ByName
 from anyk.fleet import (
     Advice,
     Checked,
@@ -23,7 +24,6 @@ from anyk.fleet import (
     pareto,
     seconds_text,
 )
-from anyk.plain import ByName
 from anyk.runs.api import Estimate
 from anyk.strategies import strategy
 from anyk.views.columns import Columns

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Floats
-from anyk.errors import BadInput
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 from anyk.runs import Run, Spread, compare, compare_seeds, grouped, spread
 from anyk.runs.api import Recipe, finite_values
 from anyk.strategies import strategy as build_strategy
@@ -52,7 +52,8 @@ def plot(
     and markers differ. The axis of seconds is logarithmic if runs took very different times. The picture begins where
     lines begin to move. ``path`` saves it; its ending chooses the format. ``dark``: for a dark page.
 
-    Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` if nothing was evaluated.
+    Raises :class:`~anyk.base.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` if nothing was
+    evaluated.
     """
     groups = grouped([runs] if isinstance(runs, Run) else runs)
     if not groups:

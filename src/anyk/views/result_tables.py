@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from anyk.errors import BadInput, as_bad_input, needing
+from anyk.base.errors import BadInput, as_bad_input, needing
 from anyk.problems import Coefficients
 from anyk.runs import OverSeeds, Run, SeedsComparison, compare, compare_seeds, grouped, mean_over, spread
 from anyk.runs.api import ASSUMED, DIFFERENT, LIMIT, SHOWN_FROM, ClusterSpeed, finite_values
@@ -195,8 +195,8 @@ def save_race_table(runs: Sequence[Run], path: str | Path) -> None:
     ``.tex``: means and 95 % confidence intervals over the seeds (Student's t), as in :func:`mean_table`. ``.csv``: of
     each value ``_mean``, ``_low`` and ``_high`` (ends of the interval), ``_median``, ``_least`` and ``_most``.
 
-    Raises :class:`~anyk.errors.BadInput` for other endings and files that cannot be written, and
-    :class:`~anyk.errors.MissingPackage` without pandas and, for LaTeX, Jinja2.
+    Raises :class:`~anyk.BadInput` for other endings and files that cannot be written, and
+    :class:`~anyk.base.errors.MissingPackage` without pandas and, for LaTeX, Jinja2.
     """
     check_table_packages(path)
     import pandas
@@ -450,7 +450,7 @@ def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
 
     With n workers whose delays are exponential, asynchronous SGD follows it, with mean n - 1:
     ``(1/n) (1 - 1/n)^s``, as the next reply comes from each worker with equal probability. ``path``: the file for
-    the picture. Raises :class:`~anyk.errors.MissingPackage` without matplotlib.
+    the picture. Raises :class:`~anyk.base.errors.MissingPackage` without matplotlib.
     """
     counts = run.staleness()
     mean = mean_staleness(counts)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.arrays import Flags, Floats
+from anyk.base.arrays import Flags, Floats
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.delays import Fit, fit
-from anyk.errors import BadInput
 from anyk.fleet import rounded, spans
 from anyk.graphs import Mixing
-from anyk.plain import ByName
 from anyk.strategies import stragglers
 from anyk.views.style import COLOURS, LIGHT, picture
 

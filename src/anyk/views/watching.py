@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from anyk.checks import typed
-from anyk.errors import BadInput, as_bad_input, printable
-from anyk.plain import ByName
-from anyk.regular_files import remove_abandoned
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput, as_bad_input, printable
+from anyk.base.plain import ByName
+from anyk.base.regular_files import remove_abandoned
 from anyk.runs import Following, Run, is_race
 from anyk.runs.api import COPIES, LOG_FILE, RACE_FILE, log_state, newest_seal, read_race, run_folders
 from anyk.views.exports.prometheus import Port
@@ -55,8 +55,8 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
     Only requests from this machine for its own names are answered, so that no page of another site reads the answers.
     ``port``: 0 takes a free port. Nothing is served before :meth:`serve`.
 
-    Raises :class:`~anyk.errors.BadInput` for a missing folder or a port that is in use, and
-    :class:`~anyk.errors.MissingPackage` without Bokeh and Jinja2 (``anyk[report]``).
+    Raises :class:`~anyk.BadInput` for a missing folder or a port that is in use, and
+    :class:`~anyk.base.errors.MissingPackage` without Bokeh and Jinja2 (``anyk[report]``).
     """
 
     @typed
@@ -200,7 +200,7 @@ class _Page:
 
     @contextlib.contextmanager
     def _in_one_sentence(self) -> Iterator[None]:
-        """Turn what values that no run writes make of their readers into :class:`~anyk.errors.BadInput`."""
+        """Turn what values that no run writes make of their readers into :class:`~anyk.BadInput`."""
         try:
             yield
         except (BadInput, OSError):

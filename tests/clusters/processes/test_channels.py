@@ -26,10 +26,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.processes import Processes
 from anyk.clusters.processes.memory import ERROR_BOX, RECORD, MailBox, MemoryLayout, Segment
 from anyk.clusters.remote.handles import Died, Notice
-from anyk.errors import BadInput, RunFailed
 
 pytestmark = pytest.mark.in_process
 MOST = 64 << 20

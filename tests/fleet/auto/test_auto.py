@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
 from anyk.clusters import Outage, Simulated, registry
 from anyk.delays import Table
-from anyk.errors import BadInput
 from anyk.fleet.auto.auto_training import left_out
 from anyk.fleet.auto.parts import continues
 from anyk.fleet.records import Record

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk import keyed
+from anyk.base import keyed
+from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.errors import BadInput
 from anyk.fleet.explanation.attribution import culprits, drifts, groups, lower_median, mean_burst, shares
 from anyk.fleet.records import Record
 

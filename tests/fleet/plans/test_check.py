@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.errors import BadInput
 from anyk.fleet.plans.check import mean_effects
 from anyk.fleet.records import Record
 from anyk.runs import Promise

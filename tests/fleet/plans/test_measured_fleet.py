@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.clusters import Compute, Simulated
-from anyk.errors import BadInput
 from anyk.fleet import simulate
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, completed, fleet_of, slowness
 from anyk.fleet.records import Record

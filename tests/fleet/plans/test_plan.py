@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
+from anyk.base.errors import BadInput
+from anyk.base.specs import parse
 from anyk.cli import main
-from anyk.errors import BadInput
 from anyk.fleet import simulate
 from anyk.fleet.plans.candidates import specs_for
 from anyk.fleet.plans.judging import block_length, pareto, resample
 from anyk.fleet.plans.measured_fleet import MeasuredFleet
 from anyk.fleet.records import Record
-from anyk.specs import parse
 from anyk.views.fleet_tables import draw_plan, inexact_table, plan_lines, plan_table
 
 pytestmark = pytest.mark.in_process

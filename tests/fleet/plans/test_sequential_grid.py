@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.fleet import TraceGrid, fit_slope, sequential_candidates, simulate
 from anyk.fleet.plans.sequential_grid import Candidate
 from anyk.strategies import strategy

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
 from anyk.delays import Table
-from anyk.errors import BadInput
 from anyk.fleet.plans.candidates import batch_of, build_candidate
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize, vectors_held
 from anyk.fleet.records import Record

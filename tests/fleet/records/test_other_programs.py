@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.fleet.records import read, read_all
 
 pytestmark = pytest.mark.in_process

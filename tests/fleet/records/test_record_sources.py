@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.errors import BadInput
 from anyk.fleet import Reading, Record, RecordSource, read, record_sources
 from anyk.testing import Squares
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.fleet.records import Recorder, ddp, read
 
 

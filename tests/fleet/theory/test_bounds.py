@@ -11,8 +11,8 @@ import pytest
 from scipy import integrate, stats
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.delays import parse
-from anyk.errors import BadInput
 from anyk.fleet import (
     async_factor,
     discard_seconds,

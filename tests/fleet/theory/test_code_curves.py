@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.errors import BadInput
 from anyk.fleet import compare_codes
 from anyk.fleet.theory.code_curves import draws_of
 

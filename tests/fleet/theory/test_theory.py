@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.fleet import adversarial_threshold, best_k, chosen_stragglers, error_after, error_floor, threshold_bound
 from anyk.fleet.theory.erasurehead import excess_bound, missing, seconds_bound, step_seconds
 from anyk.strategies import Arbitrary, Bursty, GilbertElliott, PerRound

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import sparse
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.base.errors import BadInput, MissingPackage
 from anyk.problems import from_data, from_recipe
 from anyk.problems.data import Column, Dataset, load, sources
 from anyk.problems.data.dataset import assemble, read_target
@@ -645,8 +645,8 @@ def bomb(folder: Path, name: str) -> Path:
 def test_a_small_file_that_unpacks_to_much_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anyk.tables._DEFAULT", 1_500_000)
-    monkeypatch.setattr("anyk.tables._EXPANSION", 0)
+    monkeypatch.setattr("anyk.tables.input_files._DEFAULT", 1_500_000)
+    monkeypatch.setattr("anyk.tables.input_files._EXPANSION", 0)
     file = bomb(tmp_path, name)
     source = "mnist-idx" if "idx" in name else "file"
     with pytest.raises(BadInput, match=r"unpacks to (more than )?[\d.]+ GB, but the limit is 0\.0015 GB; if you trust"):

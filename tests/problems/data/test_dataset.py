@@ -16,8 +16,8 @@ from scipy.sparse import csr_array
 from scipy.stats import chi2_contingency, dirichlet
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.errors import BadInput
 from anyk.problems import Dirichlet, LeastSquares, LogisticRegression, SoftmaxRegression, TwoLayerNetwork
 from anyk.problems.base import cut
 from anyk.runs.folder.config import read_config

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.clusters.messages import Messages
-from anyk.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.protocol import Chunk
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 
 jax = pytest.importorskip("jax")
 nnx = pytest.importorskip("flax.nnx")

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.clusters.messages import Messages
-from anyk.errors import BadInput
 from anyk.problems import JaxProblem
 from anyk.protocol import Chunk
 

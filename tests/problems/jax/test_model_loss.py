@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.errors import BadInput, RunFailed
+from anyk.base.errors import BadInput, RunFailed
 from anyk.problems import JaxProblem
 from anyk.problems.jax.model_loss import Averages, key_of, seed_of
 from anyk.problems.jax.pytrees import distinct

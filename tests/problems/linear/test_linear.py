@@ -14,8 +14,8 @@ from sklearn.linear_model import LogisticRegression as SklearnLogistic
 from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 
+from anyk.base.errors import BadInput
 from anyk.clusters.remote.shipping import ship
-from anyk.errors import BadInput
 from anyk.problems import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
 
 pytestmark = pytest.mark.in_process

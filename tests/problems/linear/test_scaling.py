@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.data.shards import survey
 from anyk.problems.linear import sharded

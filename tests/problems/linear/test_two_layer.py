@@ -8,7 +8,7 @@ from scipy import sparse
 from scipy.optimize import approx_fprime
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 
 
 def small(kind: str = "dense", l2: float = 0.0) -> anyk.problems.TwoLayerNetwork:

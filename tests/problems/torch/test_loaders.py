@@ -18,7 +18,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.problems import TorchProblem
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

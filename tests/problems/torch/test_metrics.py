@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.problems import TorchProblem
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.problems import TorchProblem
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
 y = torch.randn(40, 1, generator=torch.Generator().manual_seed(1))

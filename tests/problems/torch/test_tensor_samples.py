@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.problems.replicas import trial_groups
 from anyk.problems.torch.tensor_samples import Items, Reading

@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import anyk
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.messages import Messages
-from anyk.errors import BadInput, RunFailed
 from anyk.problems import TorchProblem
 from anyk.problems.torch.network import Network
 from anyk.protocol import Chunk

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk.base.errors import RunFailed
 from anyk.clusters import Simulated
 from anyk.clusters.virtual import computing
-from anyk.errors import RunFailed
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 from anyk.runs.log import queries

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import anyk
-from anyk.errors import RunFailed
+from anyk.base.errors import RunFailed
 from anyk.protocol import Combine, Command, Dispatch, Event, Reply
 from anyk.runs.engine.agreement import Agreement
 from anyk.runs.log import queries

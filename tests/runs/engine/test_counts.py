@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.errors import BadInput
 from anyk.views import mean_staleness, plot_staleness, staleness_table
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=60,features=4")

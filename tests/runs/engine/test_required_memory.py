@@ -14,8 +14,8 @@ import optax
 import pytest
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.clusters.available import available_addresses
-from anyk.errors import BadInput
 from anyk.runs.callbacks import Callback
 
 SIZE = 1_000_000

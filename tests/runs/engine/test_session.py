@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters import Simulated
-from anyk.errors import BadInput, RunFailed
 from anyk.protocol import Alarm, Cancel, Chunk, Combine, Dispatch, Event, Layout, Reply, SetAlarm, Stop
 from anyk.runs import Driver, RunLog, session
 from anyk.runs.engine.versions import Versions

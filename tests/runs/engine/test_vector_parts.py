@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk import keyed
+from anyk.base import keyed
 from anyk.runs.engine import vector_parts
 from anyk.runs.log import queries
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.optimizers import GD, Adam, Momentum, Nesterov
 from anyk.runs.callbacks import Watching
 from anyk.runs.folder.config import Origin

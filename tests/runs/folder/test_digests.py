@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk.base.specs import File
 from anyk.clusters import Simulated
 from anyk.problems import data_digest
 from anyk.runs.folder.config import read_config
-from anyk.specs import File
 
 
 def table(path, shift=0.0):

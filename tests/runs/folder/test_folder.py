@@ -179,7 +179,7 @@ def test_a_folder_that_was_killed_before_it_was_a_run_says_so(tmp_path):
 
 def test_a_cluster_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(anyk.errors.MissingPackage, match="cluster 'ray' needs Ray"):
+    with pytest.raises(anyk.base.errors.MissingPackage, match="cluster 'ray' needs Ray"):
         anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Ray(2), steps=3, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr("anyk.clusters.processes.processes.available_memory", lambda: 1000)

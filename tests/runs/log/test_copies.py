@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import Surroundings
 from anyk.cli import main
-from anyk.errors import Surroundings
 from anyk.runs.folder import checkpoints
 from anyk.runs.log import copies
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.graphs import elastic, graph, zeta
 from anyk.strategies import strategy
 from strategies.averaging.test_local_steps import GD, Oracle, trained

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk.errors import BadInput
-from anyk.plain import from_plain, to_plain
+from anyk.base.errors import BadInput
+from anyk.base.plain import from_plain, to_plain
 from anyk.protocol import Cancel, Combine, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Reply, Stop
 from anyk.strategies import KFamily, adapted_k, adasync, strategy
 from byhand import ByHand

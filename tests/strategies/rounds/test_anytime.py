@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Constant
-from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import GD
 from anyk.protocol import (
     Alarm,

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.clusters import Messages, Simulated
 from anyk.clusters.virtual.cores import Compute
 from anyk.codes import FractionalRepetition
 from anyk.delays import Table
-from anyk.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.protocol import Chunk, Fleet, Reply, Running
 from anyk.strategies.rounds.balance import BalanceState, _growing, batch_of, better, reconsidered_sizes

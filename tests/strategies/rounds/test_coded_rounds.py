@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk import codes
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.protocol import (
     Alarm,
     Cancel,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk.base.errors import BadInput, NotDecodable, RunFailed
 from anyk.clusters import Simulated
 from anyk.clusters.store import VectorStore
 from anyk.codes import HeterogeneousCode
-from anyk.errors import BadInput, NotDecodable, RunFailed
 from anyk.protocol import Alarm, Combine, Command, Dispatch, Fleet, Lost, Reply
 from anyk.strategies import Rounds, strategy
 from anyk.testing import Squares, check_strategy

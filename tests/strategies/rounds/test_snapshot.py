@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.optimizers import GD
 from anyk.problems import LeastSquares
 from anyk.protocol import Combine, Fleet, Lost, Reply

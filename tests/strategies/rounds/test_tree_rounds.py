@@ -13,8 +13,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from anyk.base.errors import BadInput
 from anyk.codes.tree_code import ROOT
-from anyk.errors import BadInput
 from anyk.protocol import (
     Cancel,
     Combine,

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.clusters import Simulated
 from anyk.codes import FractionalRepetition
 from anyk.delays import Table
-from anyk.errors import BadInput
 from anyk.fleet import simulate
 from anyk.protocol import Combine, Command, Dispatch, Event
 from anyk.strategies import (

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.clusters import Simulated
 from anyk.delays import Table
-from anyk.errors import BadInput
 from anyk.fleet import simulate
 from anyk.protocol import Cancel, Command, Dispatch, Event, Reply
 from anyk.strategies import Bursty, strategy

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import MissingPackage
 from anyk.cli import main
-from anyk.errors import MissingPackage
 from anyk.runs.log.fates import FATES, tasks_of
 from anyk.runs.log.queries import TABLES
 from anyk.views.exports import save_perfetto, save_tables

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 import anyk
+from anyk.base.errors import MissingPackage
 from anyk.cli import main
-from anyk.errors import MissingPackage
 from anyk.views.exports import Metrics
 from anyk.views.exports.prometheus import address
 

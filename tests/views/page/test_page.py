@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 import anyk
+from anyk.base.errors import MissingPackage
 from anyk.cli import main
-from anyk.errors import MissingPackage
 from anyk.protocol import Lost
 from anyk.runs.folder.config import Recipe
 from anyk.runs.log.delay_trace import task_seconds

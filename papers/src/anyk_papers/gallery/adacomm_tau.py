@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk import keyed
+from anyk.base import keyed
 from anyk.optimizers import GD, Optimizer
 from anyk.problems import LeastSquares
 from anyk.problems.base import Problem

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from anyk import keyed
+from anyk.base import keyed
 from anyk.optimizers import GD
 from anyk.problems import LeastSquares
 from anyk_papers.item import Criterion, Item, Ratio

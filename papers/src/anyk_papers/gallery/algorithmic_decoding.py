@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from anyk import code, keyed
+from anyk import code
+from anyk.base import keyed
 from anyk.codes import Algorithmic
 from anyk_papers.gallery.bibd_adversarial import decoded_error
 from anyk_papers.gallery.random_codes import CODES, K

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from anyk import code, keyed
-from anyk.arrays import Indices
+from anyk import code
+from anyk.base import keyed
+from anyk.base.arrays import Indices
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.decoders import Method, method
 from anyk.codes.search import is_exhaustive

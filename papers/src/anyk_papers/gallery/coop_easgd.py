@@ -3,8 +3,8 @@
 import numpy as np
 
 from anyk import strategy
-from anyk.arrays import Floats
-from anyk.errors import BadInput
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 from anyk.graphs import elastic, zeta
 from anyk.optimizers import GD
 from anyk_papers.gallery.coop_bound import Models

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Floats, Vector
+from anyk.base import keyed
+from anyk.base.arrays import Floats, Vector
 from anyk.callbacks import Callback, StepInfo
 from anyk.fleet.theory.erasurehead import excess_bound, missing
 from anyk.optimizers import GD

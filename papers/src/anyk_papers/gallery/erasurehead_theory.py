@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from anyk import code, keyed
+from anyk import code
+from anyk.base import keyed
 from anyk.delays import ShiftedExponential
 from anyk.fleet.theory.erasurehead import missing, seconds_bound, step_seconds
 from anyk.optimizers import GD

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from anyk import codes, keyed
+from anyk import codes
+from anyk.base import keyed
 from anyk.codes import Code
 from anyk_papers.item import Criterion, Item
 from anyk_papers.item_table import Case, Table

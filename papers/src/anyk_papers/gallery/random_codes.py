@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from anyk import code, keyed
+from anyk import code
+from anyk.base import keyed
 from anyk.codes import Code
 from anyk.fleet import chosen_stragglers
 from anyk.fleet.theory.adversaries import Knowledge

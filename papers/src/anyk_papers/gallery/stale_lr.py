@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from anyk import keyed
+from anyk.base import keyed
+from anyk.base.errors import RunFailed
 from anyk.callbacks import Callback, EvaluationInfo
-from anyk.errors import RunFailed
 from anyk.fleet import stability_limit
 from anyk.optimizers import GD
 from anyk.problems import LeastSquares

@@ -4,8 +4,8 @@ from itertools import combinations
 
 import numpy as np
 
+from anyk.base.errors import BadInput
 from anyk.codes import Code, code
-from anyk.errors import BadInput
 from anyk_papers.item import Criterion, Item
 from anyk_papers.item_table import Case, Table, cases
 from anyk_papers.lab import Lab, Results

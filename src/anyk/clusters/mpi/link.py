@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Array
+from anyk.base.arrays import Array
+from anyk.base.errors import BadInput, MissingPackage
 from anyk.clusters.contract import Report
 from anyk.clusters.remote.wire import Form
-from anyk.errors import BadInput, MissingPackage
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from anyk.arrays import Array
-from anyk.checks import typed
+from anyk.base.arrays import Array
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.contract import Envelope, Report
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
@@ -43,7 +44,6 @@ from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.shipping import parcels
 from anyk.clusters.remote.wire import refuse, vector_type
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions
 from anyk.protocol import Layout
 
@@ -213,7 +213,7 @@ class Mpi(Networked[NetworkedHandle]):
     Ranks that are not needed stay idle. With most MPI libraries, such as MPICH, a rank that dies ends the whole
     program; its run can be resumed. If the library continues and reports the failure, the worker is abandoned.
 
-    Raises :class:`~anyk.errors.BadInput` if mpi4py is missing or there are too few ranks.
+    Raises :class:`~anyk.BadInput` if mpi4py is missing or there are too few ranks.
     """
 
     name = "mpi"

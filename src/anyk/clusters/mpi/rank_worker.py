@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from anyk.arrays import Array
+from anyk.base.arrays import Array
 from anyk.clusters.contract import Envelope, Report
 from anyk.clusters.mpi.link import (
     BYE,

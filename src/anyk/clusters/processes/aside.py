@@ -23,12 +23,12 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput, RunFailed
+from anyk.base.plain import ByName
 from anyk.clusters.processes.memory import Segment
 from anyk.clusters.remote.losses import LossUnknown
 from anyk.clusters.remote.shipping import ship, unship
-from anyk.errors import BadInput, RunFailed
-from anyk.plain import ByName
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.many import ManyProblems, each_of
 
@@ -50,7 +50,7 @@ class Aside:
     the first question. If it is killed, or gives no sign of life for a minute, it is replaced and asked again.
     ``interrupted`` returns whether the run is being interrupted, which shortens the wait.
 
-    Raises :class:`~anyk.errors.BadInput` for problems that cannot be sent to a process.
+    Raises :class:`~anyk.BadInput` for problems that cannot be sent to a process.
     """
 
     def __init__(self, problem: Problem, samples: int | None = None) -> None:

@@ -21,9 +21,9 @@ from math import prod
 
 import numpy as np
 
-from anyk.arrays import Array, DType, Vector
+from anyk.base.arrays import Array, DType, Vector
+from anyk.base.errors import RunFailed
 from anyk.clusters.local import State
-from anyk.errors import RunFailed
 
 ALIGN = 64
 _RETRY = 2e-4  # seconds after which orders that were being written are read again
@@ -31,7 +31,7 @@ _RETRY = 2e-4  # seconds after which orders that were being written are read aga
 
 @contextlib.contextmanager
 def _explain_shortage(length: int) -> Iterator[None]:
-    """Turn the error of a system with too little memory into :class:`~anyk.errors.RunFailed`."""
+    """Turn the error of a system with too little memory into :class:`~anyk.RunFailed`."""
     try:
         yield
     except OSError as error:

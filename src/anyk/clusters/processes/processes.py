@@ -16,7 +16,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from anyk.checks import AtLeastZero, typed
+from anyk.base.checks import AtLeastZero, typed
+from anyk.base.errors import BadInput, RunFailed
+from anyk.base.specs import show
 from anyk.clusters.available import available_memory
 from anyk.clusters.contract import PINNED, Report
 from anyk.clusters.injection import ClusterOptions
@@ -31,11 +33,9 @@ from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import ship
 from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions
 from anyk.problems.data.reader_processes import python_settings
 from anyk.protocol import Layout, Lost
-from anyk.specs import show
 
 _BUFFERS = 4  # reply buffers per worker; if all but one contain unused messages, further messages are moved
 _BOX = 1 << 16  # bytes of a mail box; untouched pages cost nothing
@@ -93,7 +93,7 @@ class Processes(Remote[_ProcessHandle]):
     neither counted nor ended.
     ``spoiled``: a folder in which a file called ``nan`` or ``corrupt`` has a worker spoil one message, to test a run.
 
-    Raises :class:`~anyk.errors.BadInput` on other systems than Linux and macOS, or without enough shared memory.
+    Raises :class:`~anyk.BadInput` on other systems than Linux and macOS, or without enough shared memory.
 
     >>> Processes(workers=4).spec
     'processes'

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Array, DType, Vector
+from anyk.base.arrays import Array, DType, Vector
 from anyk.clusters.local import State
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import (

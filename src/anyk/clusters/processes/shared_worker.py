@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from anyk.arrays import Array, Vector
+from anyk.base.arrays import Array, Vector
 from anyk.clusters.contract import Report
 from anyk.clusters.processes.memory import (
     ERROR_BOX,

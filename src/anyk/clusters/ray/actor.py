@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.arrays import Array, Vector
+from anyk.base.arrays import Array, Vector
 from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.ray.connection import ray_module
 from anyk.clusters.remote.networked import NetworkedWorker

@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Array, DType, Vector
-from anyk.checks import NonnegativeNumber, typed
+from anyk.base.arrays import Array, DType, Vector
+from anyk.base.checks import NonnegativeNumber, typed
+from anyk.base.errors import BadInput, RunFailed, as_bad_input
+from anyk.base.regular_files import LockedFolder, remove_abandoned
+from anyk.base.specs import show
 from anyk.clusters.contract import Envelope, Key
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
@@ -29,11 +32,8 @@ from anyk.clusters.remote.shipping import parcels, ship, single_parcels
 from anyk.clusters.remote.wire import refuse, unpack_reports
 from anyk.clusters.store import Message
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput, RunFailed, as_bad_input
 from anyk.problems.base import Partitions
 from anyk.protocol import Layout
-from anyk.regular_files import LockedFolder, remove_abandoned
-from anyk.specs import show
 
 _LOOKS = 1.0  # seconds between two looks for machines that are being drained
 _FOLDERS = "anykray-"  # the start of the names of the folders of local Ray clusters
@@ -100,7 +100,7 @@ class Ray(Networked[_ActorHandle]):
     An actor that dies, alone or with its machine, is replaced as soon as Ray has the resources. A worker whose actor
     dies twenty times in a row without a message, or five times cannot be created, is abandoned.
 
-    Raises :class:`~anyk.errors.BadInput` if Ray is missing, the address does not answer or the cluster lacks the
+    Raises :class:`~anyk.BadInput` if Ray is missing, the address does not answer or the cluster lacks the
     resources.
     """
 

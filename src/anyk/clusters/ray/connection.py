@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from anyk.base.errors import MissingPackage, as_bad_input
 from anyk.clusters.remote.workforce import NOTICE
-from anyk.errors import MissingPackage, as_bad_input
 
 _KNOCK = 10.0  # seconds that a machine may take to answer
 _TOKEN = secrets.token_hex(32)  # the token of all Ray clusters that this process starts: Ray reads it once
@@ -94,7 +94,7 @@ def one_line(error: BaseException) -> str:
 
 
 def ray_module() -> Any:
-    """Return the module ray, imported on first use; raise :class:`~anyk.errors.MissingPackage` if missing."""
+    """Return the module ray, imported on first use; raise :class:`~anyk.base.errors.MissingPackage` if missing."""
     try:
         import ray
     except ImportError:

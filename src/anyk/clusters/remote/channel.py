@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from anyk.arrays import Array, Vector
+from anyk.base.arrays import Array, Vector
 from anyk.clusters.contract import Report
 from anyk.clusters.remote.orders import Orders
 

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.base.arrays import Vector
+from anyk.base.errors import RunFailed
 from anyk.clusters.messages import rows_by_partition
 from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.worker import ASKED
-from anyk.errors import RunFailed
 
 _SOON, _LATE = 0.1, 3.0  # seconds, and multiples of the expected duration, after which other workers are asked, too
 # seconds, and multiples of the other losses' duration, after which missing losses are abandoned

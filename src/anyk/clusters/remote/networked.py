@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from anyk.arrays import Array, Vector
+from anyk.base.arrays import Array, Vector
+from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.remote.channel import READY
 from anyk.clusters.remote.handles import Notice, WorkerHandle
@@ -23,7 +24,6 @@ from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.wire import refuse
 from anyk.clusters.remote.worker import ASKED, RunSetup, Worker
-from anyk.errors import RunFailed
 
 
 def machine() -> str:

@@ -13,7 +13,7 @@ _FOREVER = 1e12  # seconds
 
 
 def check_report(notice: Notice, entry: InFlight | None, *, present: bool) -> None:
-    """Raise :class:`~anyk.errors.RunFailed` for a report that no worker sends.
+    """Raise :class:`~anyk.RunFailed` for a report that no worker sends.
 
     ``entry``: the task in flight with the report's number, if there is one. ``present``: whether the worker is ready.
     """

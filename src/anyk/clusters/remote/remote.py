@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput
 from anyk.clusters.alarms import Alarms
 from anyk.clusters.contract import Order
 from anyk.clusters.injection import ClusterOptions, InFlight
@@ -28,7 +29,6 @@ from anyk.clusters.remote.tasks import Comparisons, OpenTasks
 from anyk.clusters.remote.worker import RunSetup
 from anyk.clusters.remote.workforce import H, News, Workforce
 from anyk.clusters.store import Message
-from anyk.errors import BadInput
 from anyk.problems.base import Partitions
 from anyk.protocol import (
     Alarm,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anyk.arrays import Array, DType, Vector
+from anyk.base.arrays import Array, DType, Vector
 from anyk.clusters.contract import Key
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.store import Message, Place, VectorStore

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import as_bad_input
+from anyk.base.errors import as_bad_input
 from anyk.problems.base import Partitions, Problem, partition_abilities
 from anyk.problems.jax.loss_partitions import DecompiledPartitions
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from anyk.base.errors import RunFailed
 from anyk.clusters.injection import InFlight
 from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.orders import PREEMPT, UNINTERRUPTIBLE, pack
 from anyk.clusters.remote.remote_store import RemoteStore
-from anyk.errors import RunFailed
 from anyk.problems.replicas import SINGLE, differing, marks_apart
 from anyk.protocol import Chunk, RequestMessage, Task
 
@@ -146,7 +146,7 @@ class Comparisons:
         self._marks: dict[tuple[Any, ...], tuple[int, int]] = {}
 
     def check(self, notice: Notice, entry: InFlight) -> None:
-        """Raise :class:`~anyk.errors.RunFailed` if two workers have computed different gradients of a partition."""
+        """Raise :class:`~anyk.RunFailed` if two workers have computed different gradients of a partition."""
         worker, report = notice.worker, notice.report
         chunk, version = entry.chunks[report.chunk], entry.versions[report.chunk]
         key = chunk.slot, version, report.done, chunk.batch, chunk.repeat

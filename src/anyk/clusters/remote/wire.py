@@ -8,9 +8,9 @@ from typing import NoReturn
 import msgspec
 import numpy as np
 
-from anyk.arrays import Array, DType
+from anyk.base.arrays import Array, DType
+from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Report
-from anyk.errors import RunFailed
 
 Form = tuple[str, int]  # type and number of entries of a vector
 _ALIGN = 16  # bytes
@@ -68,7 +68,7 @@ def unpack_reports(data: bytes | memoryview) -> list[tuple[Report, Array | None]
 
 
 def refuse(worker: int, reason: object) -> NoReturn:
-    """Raise :class:`~anyk.errors.RunFailed` for what no worker of anyk sends."""
+    """Raise :class:`~anyk.RunFailed` for what no worker of anyk sends."""
     shortened = " ".join(str(reason).split())[:200]
     raise RunFailed(
         f"worker {worker} sent what no worker sends ({shortened}): its process is damaged, or not anyk's; resume the "

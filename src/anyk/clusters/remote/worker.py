@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Array, Vector
+from anyk.base import keyed
+from anyk.base.arrays import Array, Vector
+from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Report
 from anyk.clusters.local import Local, LocalStepper, State
 from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack, spoil
@@ -34,7 +35,6 @@ from anyk.clusters.remote.channel import (
 )
 from anyk.clusters.remote.orders import NO_TASK, PREEMPT, UNINTERRUPTIBLE, Orders
 from anyk.clusters.store import CARRIED
-from anyk.errors import RunFailed
 from anyk.problems.base import Partitions
 from anyk.problems.replicas import mark
 from anyk.protocol import Chunk

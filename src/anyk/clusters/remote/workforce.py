@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Collection
 from typing import Generic, NoReturn, TypeVar
 
+from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.remote.handles import Departure, Died, Notice, WorkerHandle, is_stopped
 from anyk.clusters.remote.losses import Losses
 from anyk.clusters.remote.tasks import OpenTasks
-from anyk.errors import RunFailed
 from anyk.problems.base import Partitions
 from anyk.protocol import Cut, Event, Joined, Leaving, Lost, ProjectMessage
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Vector
+from anyk.base import keyed
+from anyk.base.arrays import Vector
 from anyk.clusters.local import Local, LocalStepper
 from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack
 from anyk.clusters.packing import pack, unpack

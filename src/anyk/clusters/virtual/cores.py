@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from anyk.checks import AtLeastOne, typed
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput
 from anyk.clusters.injection import InFlight
 from anyk.delays.base import MOST
-from anyk.errors import BadInput
 
 # (time, task, worker, chunk, kind); at equal times the earlier task comes first. A plain tuple, as the heap compares
 # millions of entries. A kind of at least 1 is the number of finished partitions.
@@ -45,7 +45,7 @@ class Compute:
         return self.partition[worker] if isinstance(self.partition, tuple) else self.partition
 
     def check_fleet(self, workers: int) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if costs are given for another number of workers."""
+        """Raise :class:`~anyk.BadInput` if costs are given for another number of workers."""
         if isinstance(self.partition, tuple) and len(self.partition) != workers:
             raise BadInput(f"partition costs are given for {len(self.partition)} workers, the fleet has {workers}")
 

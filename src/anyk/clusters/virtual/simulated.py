@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Vector
-from anyk.checks import check_range, typed
+from anyk.base.arrays import Vector
+from anyk.base.checks import check_range, typed
+from anyk.base.errors import BadInput
+from anyk.base.specs import show
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.local import Local
@@ -20,7 +22,6 @@ from anyk.clusters.virtual.computing import ComputingStore
 from anyk.clusters.virtual.cores import Compute
 from anyk.clusters.virtual.schedule import TaskSchedule
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput
 from anyk.problems.base import Partitions
 from anyk.protocol import (
     Cancel,
@@ -38,7 +39,6 @@ from anyk.protocol import (
     SetAlarm,
     Timing,
 )
-from anyk.specs import show
 
 
 @typed

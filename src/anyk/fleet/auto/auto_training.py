@@ -12,19 +12,20 @@ import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
-from anyk import specs
-from anyk.arrays import Array, Vector
-from anyk.checks import AtLeastOne, typed
+from anyk.base import specs
+from anyk.base.arrays import Array, Vector
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput
+from anyk.base.plain import values_of
+from anyk.base.specs import with_keys
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput
 from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, continues, read_auto
 from anyk.fleet.plans.candidates import build_candidate, ignore, specs_for
 from anyk.fleet.plans.plan import LEAST_ROUNDS
 from anyk.fleet.records import read
 from anyk.fleet.records.record_sources import Readable
 from anyk.optimizers import Optimizer, Schedule
-from anyk.plain import values_of
 from anyk.problems import Problem, Tell
 from anyk.protocol import shares_computed
 from anyk.runs import Evaluate, Run, usual_optimizer
@@ -44,7 +45,6 @@ from anyk.runs.api import (
     with_callbacks,
     write_sealed,
 )
-from anyk.specs import with_keys
 from anyk.strategies import fleet_keys, from_spec, with_fleet
 
 
@@ -174,7 +174,7 @@ def train_auto(
     ``out``: a folder with a run folder for each part, from which :func:`resume_auto` continues. ``tell`` receives
     sentences about measurements, plans and missed promises. See :func:`anyk.train` for the other arguments.
 
-    Raises :class:`~anyk.errors.BadInput` for settings out of range and a record of another number of workers.
+    Raises :class:`~anyk.BadInput` for settings out of range and a record of another number of workers.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -246,7 +246,7 @@ def resume_auto(
     and checked as before. On a simulated cluster the result equals, bit for bit, the result of a training without the
     interruption. See :func:`anyk.resume` for the other arguments.
 
-    Raises :class:`~anyk.errors.BadInput` for a folder that ``train_auto`` has not made or that is damaged.
+    Raises :class:`~anyk.BadInput` for a folder that ``train_auto`` has not made or that is damaged.
     """
     folder = Path(path)
     config, of = read_auto(folder), f"the training '{folder}'"

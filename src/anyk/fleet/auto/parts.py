@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName, values_of
+from anyk.base.specs import with_keys
 from anyk.fleet.plans.check import Checked, check
 from anyk.fleet.plans.judging import Choice
 from anyk.fleet.plans.measured_fleet import code_of
 from anyk.fleet.plans.plan import LEAST_ROUNDS, Plan, plan
 from anyk.fleet.records import Record, read
-from anyk.plain import ByName, values_of
 from anyk.problems import Tell
 from anyk.protocol import Strategy, models_trained, slot_names
 from anyk.runs import Promise, Run, resume, train
@@ -41,7 +42,6 @@ from anyk.runs.api import (
     read_sealed,
     write_sealed,
 )
-from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
 
 NAME = "auto.toml"

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Floats
-from anyk.checks import AtLeastZero, typed
+from anyk.base import keyed
+from anyk.base.arrays import Floats
+from anyk.base.checks import AtLeastZero, typed
+from anyk.base.errors import BadInput
 from anyk.delays import fit
-from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.sentences import Explanation, WorkerCost, sentences
 from anyk.fleet.records import Record, read
@@ -42,7 +42,7 @@ def explain(
     ``seed`` of the shuffles against which findings are tested, so that chance leads to a finding of each kind in at
     most 5 % of fleets.
 
-    Raises :class:`~anyk.errors.BadInput` for fewer than two workers or rounds.
+    Raises :class:`~anyk.BadInput` for fewer than two workers or rounds.
 
     >>> explanation = explain(Record([[1.0, 1.0, 3.0]] * 8))
     >>> explanation.slowdown, explanation.apart, explanation.workers[0].worker, explanation.named

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from anyk import codes, keyed
-from anyk.arrays import Floats
+from anyk import codes
+from anyk.base import keyed
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput, RunFailed
+from anyk.base.specs import parse, with_keys
 from anyk.delays import HEAVIEST, Bimodal, Pareto, fit
-from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, Quality, VectorSize, code_of, loads_of, slowness
 from anyk.problems import Tell
 from anyk.protocol import Strategy, models_trained, share_stored
-from anyk.specs import parse, with_keys
 from anyk.strategies import fleet_keys, from_spec, registry
 from anyk.strategies import strategy as build_strategy
 
@@ -38,7 +39,7 @@ def specs_for(workers: int) -> Iterator[str]:
 
 
 def build_candidate(spec: str, workers: int, models: int, *, exact: bool = False, batch: int = 0) -> Strategy:
-    """Return the strategy for ``models`` models; raise :class:`~anyk.errors.BadInput` if it does not exist.
+    """Return the strategy for ``models`` models; raise :class:`~anyk.BadInput` if it does not exist.
 
     ``exact``: require that steps are the exact sum. ``batch``: the samples of a step, met to within 10 %; 0: all of the
     data.

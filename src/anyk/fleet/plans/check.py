@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from anyk.checks import typed
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput, RunFailed, as_bad_input
+from anyk.base.plain import to_plain, values_of
 from anyk.delays import parse as parse_delays
-from anyk.errors import BadInput, RunFailed, as_bad_input
 from anyk.fleet.explanation.sentences import seconds_text
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, completed, fleet_of, loads_of, sample_record
 from anyk.fleet.plans.plan import plan
 from anyk.fleet.records import Record, read
-from anyk.plain import to_plain, values_of
 from anyk.problems import Tell
 from anyk.runs import Promise, Run
 from anyk.runs.api import Estimate, Source, waits_of_steps, with_plugins
@@ -90,7 +90,7 @@ def check(
     if it has been moved. ``again``: whether to plan again from the run if the promise did not hold; ``tell`` receives
     the spec of each strategy that has to be simulated for that.
 
-    Raises :class:`~anyk.errors.BadInput` for a run without a plan or without steps, and for a record that is not the
+    Raises :class:`~anyk.BadInput` for a run without a plan or without steps, and for a record that is not the
     plan's.
 
     >>> import anyk
@@ -150,7 +150,7 @@ def check(
 
 
 def promise_of(run: Run) -> Promise:
-    """Return the promise that a run was started with; raise :class:`~anyk.errors.BadInput` if there is none."""
+    """Return the promise that a run was started with; raise :class:`~anyk.BadInput` if there is none."""
     promise = run.config.plan
     if promise is None:
         name = "the run" if run.path is None else f"the run '{run.path}'"

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk import keyed
-from anyk.arrays import Floats
+from anyk.base import keyed
+from anyk.base.arrays import Floats
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import USUAL, MeasuredFleet, loads_of, vectors_held

@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk import codes, keyed
-from anyk.arrays import Flags, Floats
+from anyk import codes
+from anyk.base import keyed
+from anyk.base.arrays import Flags, Floats
+from anyk.base.errors import BadInput
+from anyk.base.specs import parse
 from anyk.clusters import Compute, Simulated
 from anyk.compression import compressor
 from anyk.delays import DelayModel, Table
-from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.records import Record, read
 from anyk.fleet.records.record_sources import Readable
@@ -25,7 +27,6 @@ from anyk.optimizers import optimizer as build_optimizer
 from anyk.protocol import Strategy, shares_computed
 from anyk.runs import RunLog
 from anyk.runs.api import mean_update, newest_versions, transfers, used_works, works
-from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 
 _OWN = 2  # vectors that a worker needs to compute a message: the model, and the sum of gradients

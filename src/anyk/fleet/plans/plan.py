@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from anyk import html, keyed
-from anyk.checks import AtLeastOne, AtLeastZero, Nonnegative, PositiveShare, typed
+from anyk.base import html, keyed
+from anyk.base.checks import AtLeastOne, AtLeastZero, Nonnegative, PositiveShare, typed
+from anyk.base.errors import BadInput, RunFailed
+from anyk.base.plain import ByName, to_plain, values_of
 from anyk.delays import DelayModel, SecondsOrZero
-from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import at_median, explain
 from anyk.fleet.explanation.sentences import Explanation
@@ -25,7 +26,6 @@ from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
 from anyk.fleet.records.record_sources import Readable
 from anyk.optimizers import split_rate
-from anyk.plain import ByName, to_plain, values_of
 from anyk.problems import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, models_trained
 from anyk.runs import Evaluate, Promise, Run
@@ -269,7 +269,7 @@ def plan(
     :func:`anyk.train`; ``runs``: at most. ``batch``: the samples of a step, all workers together (default: today's; 0:
     all of the data). ``exact``: only strategies with exact steps; ``max_staleness``: the largest mean staleness.
 
-    Raises :class:`~anyk.errors.BadInput` for a record with fewer than 5 rounds in which all workers were measured, and
+    Raises :class:`~anyk.BadInput` for a record with fewer than 5 rounds in which all workers were measured, and
     for a target that no strategy reaches.
 
     >>> import numpy as np

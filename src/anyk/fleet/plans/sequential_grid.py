@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.arrays import Floats
-from anyk.checks import AtLeastOne, FiniteNumber, NonnegativeNumber, check_range, typed
+from anyk.base.arrays import Floats
+from anyk.base.checks import AtLeastOne, FiniteNumber, NonnegativeNumber, check_range, typed
+from anyk.base.errors import BadInput
 from anyk.codes import FractionalRepetition
-from anyk.errors import BadInput
 from anyk.strategies import (
     LEAST_SECONDS,
     Decided,

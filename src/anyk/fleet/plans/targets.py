@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters import Simulated
-from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.candidates import Timed, batch_of, build_candidate, count_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize
 from anyk.optimizers import Optimizer, Schedule
@@ -52,7 +52,7 @@ class Goal:
 
     @cached_property
     def start(self) -> Optimizer:
-        """The initial optimiser; raises :class:`~anyk.errors.BadInput` if no learning rate is known."""
+        """The initial optimiser; raises :class:`~anyk.BadInput` if no learning rate is known."""
         return usual_optimizer(self.problem, self.optimizer, self.lr)
 
     @property
@@ -147,7 +147,7 @@ class Contest:
     def arrivals(self) -> dict[str, Arrival]:
         """Return the arrivals of strategies at the target by spec, without abandoned strategies.
 
-        Raises :class:`~anyk.errors.BadInput` if none arrives, or if the initial model has reached the target.
+        Raises :class:`~anyk.BadInput` if none arrives, or if the initial model has reached the target.
         """
         contestants = self._contestants()
         self.tell(f"training to the target: {count_strategies(len(contestants))}, in at most {self.goal.runs} runs")

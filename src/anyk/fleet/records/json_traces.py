@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Array
+from anyk.base.arrays import Array
+from anyk.base.errors import BadInput
 from anyk.delays import in_order, plain_name
-from anyk.errors import BadInput
 from anyk.fleet.records.packed import open_packed, stem
 from anyk.fleet.records.record import Record
 from anyk.tables import Table, limit, reading, shown

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.delays import in_order
-from anyk.errors import BadInput
 from anyk.fleet.records.packed import open_packed
 from anyk.fleet.records.record import Record
-from anyk.plain import ByName
 from anyk.tables import Table, limit, lines, shown
 
 _END = "SparkListenerTaskEnd"

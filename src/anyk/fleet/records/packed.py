@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import IO, Any
 
-from anyk.errors import BadInput, needing
+from anyk.base.errors import BadInput, needing
 from anyk.tables import Limit, open_text, reading, shown
 
 _ZSTD = (".zst", ".zstd")
@@ -18,7 +18,7 @@ _MAGIC = b"\x28\xb5\x2f\xfd"  # of a zstd frame
 def open_packed(file: Path, allowed: Limit) -> IO[str]:
     """Open a text file by its ending, or by its first bytes if it is packed by zstd; reading is limited.
 
-    Raises BadInput for another compression, and :class:`~anyk.errors.MissingPackage` for zstd without pyarrow.
+    Raises BadInput for another compression, and :class:`~anyk.base.errors.MissingPackage` for zstd without pyarrow.
     """
     ending = _bare(file).suffix.lower()
     if ending in _UNKNOWN:

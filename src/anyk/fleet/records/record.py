@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.arrays import Flags, Floats, Indices
+from anyk.base.arrays import Flags, Floats, Indices
+from anyk.base.errors import BadInput, as_bad_input, needing
+from anyk.base.plain import ByName
 from anyk.delays import MOST, in_order, summarised
-from anyk.errors import BadInput, as_bad_input, needing
-from anyk.plain import ByName
 
 PARTS = ("delay", "compute", "transport")  # of a worker's seconds, if stamps separate them
 
@@ -34,7 +34,7 @@ class Record:
     seconds of a round besides the workers' times, if known. ``crowding``:
     the workers for each core that they share with the driver, at least 1.
 
-    Raises :class:`~anyk.errors.BadInput` for shapes that do not match, for times that are negative or infinite, and for
+    Raises :class:`~anyk.BadInput` for shapes that do not match, for times that are negative or infinite, and for
     a record without times or with zeros only.
 
     >>> record = Record([[1.0, 2.0], [1.0, np.nan]])
@@ -114,7 +114,7 @@ class Record:
     def table(self) -> Floats:
         """The seconds of the rounds in which every worker was measured, without gaps.
 
-        Raises :class:`~anyk.errors.BadInput` if there is none.
+        Raises :class:`~anyk.BadInput` if there is none.
         """
         complete = self.measured.all(axis=1)
         if not complete.any():
@@ -151,8 +151,8 @@ class Record:
     def save(self, path: str | Path) -> None:
         """Write the record as .npz, or as a long table .csv or .parquet; :func:`anyk.fleet.read` reads it back.
 
-        Raises :class:`~anyk.errors.BadInput` for another kind of file or one that cannot be written, and
-        :class:`~anyk.errors.MissingPackage` for Parquet without pyarrow.
+        Raises :class:`~anyk.BadInput` for another kind of file or one that cannot be written, and
+        :class:`~anyk.base.errors.MissingPackage` for Parquet without pyarrow.
         """
         target = Path(path)
         with as_bad_input(f"the fleet record '{path}' cannot be written"):
@@ -210,7 +210,7 @@ def joined(records: Sequence[Record]) -> Record:
     Records of one worker each, of different workers, were measured at once: they are matched by the numbers of rounds.
     Others were measured one after another.
 
-    Raises :class:`~anyk.errors.BadInput` for records at different loads, and for records of one worker each that have
+    Raises :class:`~anyk.BadInput` for records at different loads, and for records of one worker each that have
     no round in common or have a round twice.
 
     >>> joined([Record([[1.0, 2.0]]), Record([[3.0]], workers=(1,))]).seconds.tolist()

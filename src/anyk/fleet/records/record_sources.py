@@ -15,19 +15,18 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from anyk.base.errors import BadInput, explaining
+from anyk.base.specs import Entry, Registry
 from anyk.delays import Named, TimeTable, interpreted, read_arrays, read_times
-from anyk.errors import BadInput, explaining
 from anyk.fleet.records.json_traces import is_json, read_json
 from anyk.fleet.records.other_programs import COLUMNS, is_event_log, read_event_log, read_operations
 from anyk.fleet.records.packed import stem
 from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
-from anyk.matrices import read_npz
 from anyk.runs import Run, is_race
 from anyk.runs.api import computing_seconds, crowding, driver_seconds, task_seconds
-from anyk.specs import Entry, Registry
 from anyk.strategies import fleet_keys
-from anyk.tables import Table, check_input_file, limit, read_csv, read_parquet, shown
+from anyk.tables import Table, check_input_file, limit, read_csv, read_npz, read_parquet, shown
 
 Readable = str | Path | Run | Record  # a source of a record
 _FILES = "worker-*.csv"  # files of recorders
@@ -63,7 +62,7 @@ class RecordSource(ABC):
 
     @abstractmethod
     def read(self, path: Path, reading: Reading) -> Record:
-        """Return the record; raise :class:`~anyk.errors.BadInput` if the file or folder is damaged."""
+        """Return the record; raise :class:`~anyk.BadInput` if the file or folder is damaged."""
 
 
 record_sources: Registry[RecordSource] = Registry("source of fleet records")
@@ -88,7 +87,7 @@ def read(
     of a file. ``round``, ``worker`` and ``seconds`` name columns of a table where their names do not show it;
     ``worker`` without ``seconds`` may list, with commas, a column for each worker.
 
-    Raises :class:`~anyk.errors.BadInput` for a source that is none of these or is ambiguous.
+    Raises :class:`~anyk.BadInput` for a source that is none of these or is ambiguous.
     """
     named = Named(round, worker, seconds)
     if isinstance(source, Record | Run):
@@ -117,7 +116,7 @@ def _read_path(path: Path, reading: Reading) -> Record:
 
 
 def _recognised(path: Path) -> Entry[RecordSource]:
-    """Return the source of a file or folder; raise :class:`~anyk.errors.BadInput` if there is none, or several."""
+    """Return the source of a file or folder; raise :class:`~anyk.BadInput` if there is none, or several."""
     entries = list(record_sources)
     found = []
     for entry in entries:
@@ -157,7 +156,7 @@ def read_all(
 
     ``load``: if they do not specify it; other arguments as in :func:`read`.
 
-    Raises :class:`~anyk.errors.BadInput` for sources that cannot be read or joined, or that specify another load.
+    Raises :class:`~anyk.BadInput` for sources that cannot be read or joined, or that specify another load.
     """
     each = [read(source, unit=unit, max_gb=max_gb, round=round, worker=worker, seconds=seconds) for source in sources]
     record = joined(each)

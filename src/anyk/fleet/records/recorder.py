@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.checks import AtLeastZero, typed
-from anyk.errors import BadInput, as_bad_input, needing
+from anyk.base.checks import AtLeastZero, typed
+from anyk.base.errors import BadInput, as_bad_input, needing
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ class Recorder(AbstractContextManager["Recorder"]):
     continue. Times are measured by the worker's own monotonic clock, and written at least once a second and when the
     recorder is closed; steps of the last second before a crash are lost.
 
-    Raises :class:`~anyk.errors.BadInput` for a negative ``worker`` and where the file cannot be written.
+    Raises :class:`~anyk.BadInput` for a negative ``worker`` and where the file cannot be written.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) ->
     recorder is closed, at the latest at the end of the process. On a GPU, times are measured by events on its streams,
     which are read after they have happened, without synchronising.
 
-    Raises :class:`~anyk.errors.BadInput` for a model that is not DistributedDataParallel.
+    Raises :class:`~anyk.BadInput` for a model that is not DistributedDataParallel.
     """
     with needing("PyTorch", "torch", "recording DistributedDataParallel"):
         import torch

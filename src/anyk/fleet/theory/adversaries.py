@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Indices
-from anyk.checks import AtLeastOne, PositiveShare, typed
+from anyk.base import keyed
+from anyk.base.arrays import Indices
+from anyk.base.checks import AtLeastOne, PositiveShare, typed
 from anyk.codes import (
     Code,
     Decoding,
@@ -44,7 +44,7 @@ def chosen_stragglers(
 
     If it knows the code, this is the set of :func:`~anyk.codes.worst_stragglers`, or the set that overlaps suggest if
     that is worse. Unless all sets are compared there, its residual is a lower bound of the worst. ``seed`` is for an
-    adversary that knows nothing. Raises :class:`~anyk.errors.BadInput` for a number of stragglers below 0 or not below
+    adversary that knows nothing. Raises :class:`~anyk.BadInput` for a number of stragglers below 0 or not below
     the number of workers.
 
     >>> import anyk

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import pi, sin, sqrt
 
-from anyk.checks import Positive, typed
-from anyk.errors import BadInput
+from anyk.base.checks import Positive, typed
+from anyk.base.errors import BadInput
 
 
 def error_floor(
@@ -122,7 +122,7 @@ def best_k(
 def stationary_error(rate: float, curvature: Positive, noise: float, k: int) -> float:
     """Return the final excess loss of synchronous steps on ``(c/2) |w|^2``: ``rate noise / (2 k (2 - rate c))``.
 
-    This is exact, and about half of :func:`error_floor`. Raises :class:`~anyk.errors.BadInput` for rates that diverge.
+    This is exact, and about half of :func:`error_floor`. Raises :class:`~anyk.BadInput` for rates that diverge.
 
     >>> round(stationary_error(0.1, 1.0, 1.0, 4), 10)
     0.0065789474

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyk import codes, keyed
-from anyk.arrays import Flags, Floats, Indices
-from anyk.checks import AtLeastOne, typed
+from anyk import codes
+from anyk.base import keyed
+from anyk.base.arrays import Flags, Floats, Indices
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput
+from anyk.base.specs import parse, show
 from anyk.codes import Code, check_count, check_workers, is_exhaustive, method, replies_of, worst_stragglers
-from anyk.errors import BadInput
 from anyk.problems import Tell
-from anyk.specs import parse, show
 
 _SETS = 200  # random straggler sets of an average
 _LARGE = 160_000  # replies x partitions beyond which a fifth of these sets is used

@@ -14,9 +14,9 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from anyk.checks import PositiveNumber, check_range, typed
+from anyk.base.checks import PositiveNumber, check_range, typed
+from anyk.base.errors import BadInput
 from anyk.codes import harmonic
-from anyk.errors import BadInput
 
 Scheme = Literal["uncoded", "exact", "approximate"]
 Step = Literal["full", "scaled"]  # the step size: 1 / beta, or (1 - p) / beta

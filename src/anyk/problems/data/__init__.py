@@ -2,7 +2,7 @@
 
 from anyk.problems.data import user_files, built_in  # isort: skip  # they register sources in this order
 from anyk.problems.data.dataset import Dataset, assemble, load, sources, tell
-from anyk.problems.data.encoding import Column, Encoding
+from anyk.tables import Column, Encoding
 
 __all__ = ["Column", "Dataset", "Encoding", "assemble", "load", "sources", "tell"]
 

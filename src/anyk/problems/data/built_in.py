@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
-from anyk.arrays import Array, Floats
-from anyk.checks import AtLeastOne, NonnegativeNumber, PositiveShare, typed
-from anyk.errors import BadInput, needing
-from anyk.keyed import generator
-from anyk.matrices import Matrix
-from anyk.named import admit_address
+from anyk.base.arrays import Array, Floats
+from anyk.base.checks import AtLeastOne, NonnegativeNumber, PositiveShare, typed
+from anyk.base.errors import BadInput, needing
+from anyk.base.keyed import generator
+from anyk.base.named import admit_address
 from anyk.problems.base import Tell
 from anyk.problems.data.dataset import Dataset, Fraction, Task, assemble, read_target, sources
-from anyk.problems.data.encoding import Encoding, check_finite
-from anyk.tables import Table, check_input_file, limit, listed, read_csv, reading, shown
+from anyk.tables import Encoding, Matrix, Table, check_finite, check_input_file, limit, listed, read_csv, reading, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -13,15 +13,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from anyk.arrays import Array, Floats
-from anyk.checks import typed, value_class
-from anyk.errors import BadInput
-from anyk.keyed import generator
-from anyk.matrices import Matrix
+from anyk.base.arrays import Array, Floats
+from anyk.base.checks import typed, value_class
+from anyk.base.errors import BadInput
+from anyk.base.keyed import generator
+from anyk.base.specs import Registry, parse, show
 from anyk.problems.base import Ends, Index, Tell
-from anyk.problems.data.cells import merged
-from anyk.problems.data.encoding import Column, Encoding
-from anyk.specs import Registry, parse, show
+from anyk.tables import Column, Encoding, Matrix, merged
 
 Task: TypeAlias = Literal["binary", "multiclass", "regression"]
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]

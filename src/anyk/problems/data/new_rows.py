@@ -9,14 +9,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from anyk.arrays import Array
-from anyk.errors import BadInput, as_bad_input
-from anyk.matrices import Matrix, read_npz
+from anyk.base.arrays import Array
+from anyk.base.errors import BadInput, as_bad_input
+from anyk.base.regular_files import replacing
 from anyk.problems.base import Tell
 from anyk.problems.data.user_files import extension_of, read_svmlight
 from anyk.problems.predicting import Predictor
-from anyk.regular_files import replacing
-from anyk.tables import Limit, cell_chunks, limit, listed, open_text, read_csv, read_parquet, reading, shown
+from anyk.tables import (
+    Limit,
+    Matrix,
+    cell_chunks,
+    limit,
+    listed,
+    open_text,
+    read_csv,
+    read_npz,
+    read_parquet,
+    reading,
+    shown,
+)
 
 
 def read_rows(
@@ -32,7 +43,7 @@ def read_rows(
     CSV and Parquet: columns are matched by the names of the training data, or by order if those had no names; other
     columns, such as the target, are ignored. ``header``: whether the first row of a CSV file contains names; by default
     as in the training data, or detected if those had no columns. npz: the array ``X``. svmlight: columns beyond those
-    of the training data are refused. Raises :class:`~anyk.errors.BadInput` for a file that cannot be read or does not
+    of the training data are refused. Raises :class:`~anyk.BadInput` for a file that cannot be read or does not
     fit the model.
     """
     where, encoding = shown(file.name), predictor.encoding
@@ -89,7 +100,7 @@ def write_predictions(
     Cells of a CSV file are copied unchanged; if it has no header, the new columns have no names. Of npz and svmlight
     files only the predictions are written. The file appears when it is complete. ``format``: the file's, if its
     extension is unknown. Raises
-    :class:`~anyk.errors.BadInput` if the file has a column of the same name, and if nothing can be written.
+    :class:`~anyk.BadInput` if the file has a column of the same name, and if nothing can be written.
     """
     kind = extension_of(file, otherwise=format)
     if kind == ".parquet":

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from anyk.errors import BadInput, RunFailed, as_bad_input
+from anyk.base.errors import BadInput, RunFailed, as_bad_input
 
 _MOST_PROCESSES = 8
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -35,7 +35,7 @@ def python_settings() -> tuple[dict[str, str], str]:
 def map_in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> list[bytes]:
     """Return the result of ``work`` for each piece, in order, by up to 8 processes, at most one per processor.
 
-    Raises :class:`~anyk.errors.BadInput` with the message of a piece that fails.
+    Raises :class:`~anyk.BadInput` with the message of a piece that fails.
     """
     import cloudpickle
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from anyk.arrays import Array, Floats
-from anyk.plain import ByName
+from anyk.base.arrays import Array, Floats
+from anyk.base.plain import ByName
 from anyk.problems.base import Index, even_ends, some_rows, stacked
 
 Rows = slice | Index

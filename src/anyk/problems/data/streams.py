@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from anyk import keyed
-from anyk.checks import value_class
-from anyk.errors import BadInput, RunFailed, describe_error
+from anyk.base import keyed
+from anyk.base.checks import value_class
+from anyk.base.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Index, cut
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import SampledOnce, Samples
@@ -41,7 +41,7 @@ class Stream:
     is tried on the first samples of partition 0, which a separate process generates. Batch norm and
     ``Evaluate(on="train", samples=…)`` use further samples of partition 0.
 
-    Raises :class:`~anyk.errors.BadInput` if ``make`` is not a function. A problem raises it if samples do not follow
+    Raises :class:`~anyk.BadInput` if ``make`` is not a function. A problem raises it if samples do not follow
     from the seed.
 
     >>> import anyk, torch, numpy as np

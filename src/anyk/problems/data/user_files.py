@@ -11,27 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Array, Floats
-from anyk.checks import typed
-from anyk.errors import BadInput
-from anyk.matrices import Matrix, read_npz
+from anyk.base.arrays import Array, Floats
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput
 from anyk.problems.base import Tell
-from anyk.problems.data.cells import (
-    Kind,
-    Settings,
-    check_categories,
-    check_long_numbers,
-    counts_rows,
-    like_an_identifier,
-    like_dates_in_digits,
-    like_thousands,
-    long_numbers,
-    merged,
-    perhaps_missing,
-    read_dates,
-    read_numbers,
-    without_missing,
-)
 from anyk.problems.data.dataset import (
     MOST_CLASSES,
     Dataset,
@@ -41,30 +24,44 @@ from anyk.problems.data.dataset import (
     sources,
     split_rows,
 )
-from anyk.problems.data.encoding import (
+from anyk.tables import (
     Column,
     Encoding,
     Fill,
+    Kind,
+    Limit,
+    Matrix,
+    Settings,
+    Table,
+    check_categories,
     check_complete,
     check_finite,
-    rows_text,
-    truths_as_numbers,
-)
-from anyk.tables import (
-    Limit,
-    Table,
     check_input_file,
+    check_long_numbers,
     column_hint,
+    counts_rows,
     is_code,
     is_number,
+    like_an_identifier,
+    like_dates_in_digits,
+    like_thousands,
     limit,
     listed,
+    long_numbers,
+    merged,
     missing_values,
     open_binary,
+    perhaps_missing,
     read_csv,
+    read_dates,
+    read_npz,
+    read_numbers,
     read_parquet,
     reading,
+    rows_text,
     shown,
+    truths_as_numbers,
+    without_missing,
 )
 
 _LABELS = ("target", "label", "y")  # the usual names of the column to predict

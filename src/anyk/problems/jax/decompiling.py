@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from anyk.errors import BadInput, needing
+from anyk.base.errors import BadInput, needing
 
 
 @contextmanager
 def decompiling(purpose: str) -> Iterator[None]:
-    """Let a block import and use readjax, and turn its errors into :class:`~anyk.errors.BadInput`.
+    """Let a block import and use readjax, and turn its errors into :class:`~anyk.BadInput`.
 
-    Raises :class:`~anyk.errors.MissingPackage` if readjax is not installed.
+    Raises :class:`~anyk.base.errors.MissingPackage` if readjax is not installed.
     """
     with needing("readjax", "./decompile", purpose):
         from readjax import ReadJaxError

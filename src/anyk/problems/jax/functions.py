@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Array, Floats, Vector
-from anyk.checks import AtLeastZero, typed
-from anyk.errors import BadInput, describe_error, needing
+from anyk.base.arrays import Array, Floats, Vector
+from anyk.base.checks import AtLeastZero, typed
+from anyk.base.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.given import ANEW, GivenArrays
@@ -118,7 +118,7 @@ class JaxProblem(NetworkProblem):
       (:meth:`source` shows it), which is plain text, and nothing is unpickled. The source is for one number of rows:
       for a strategy with mini-batches give their size, ``batch``.
 
-    Raises :class:`~anyk.errors.BadInput` for problems that cannot be trained: the loss is first traced on two rows, and
+    Raises :class:`~anyk.BadInput` for problems that cannot be trained: the loss is first traced on two rows, and
     computed on up to 32.
 
     >>> import jax.numpy as jnp
@@ -320,7 +320,7 @@ class JaxProblem(NetworkProblem):
         self._names, self.metric = names, names[0]
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions | DecompiledPartitions:
-        """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
+        """Divide the rows into partitions; raise :class:`~anyk.BadInput` for fewer rows than partitions."""
         ends, data = cut(self.samples, partitions, shares), self._data
         if self._workers == "jax":
             parts = JaxPartitions(
@@ -582,7 +582,7 @@ def _content(data: Samples) -> Tree:
 
 
 def _state_of(state: Tree, network: JaxNetwork) -> Tree:
-    """Return a state as arrays; raise :class:`~anyk.errors.BadInput` if it could not be evaluated with."""
+    """Return a state as arrays; raise :class:`~anyk.BadInput` if it could not be evaluated with."""
     import jax
 
     own = network.model.state

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Array, DType, Floats, Vector
-from anyk.errors import BadInput
-from anyk.plain import ByName
+from anyk.base.arrays import Array, DType, Floats, Vector
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.problems.base import Ends, Index, PartitionAbilities, even_ends
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Arrays, NamedForm, PartitionSamples, SampleBatch, Samples
@@ -271,7 +271,7 @@ class TreeForm:
 
 
 def data_of(data: object, name: str, dtype: DType) -> Samples:
-    """Return a user's data as samples; raise :class:`~anyk.errors.BadInput` if that is impossible."""
+    """Return a user's data as samples; raise :class:`~anyk.BadInput` if that is impossible."""
     import jax
 
     if isinstance(data, Stream):

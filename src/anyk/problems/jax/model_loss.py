@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk import keyed
-from anyk.arrays import Array, Floats
-from anyk.errors import BadInput
-from anyk.plain import ByName
+from anyk.base import keyed
+from anyk.base.arrays import Array, Floats
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.problems.jax.pytrees import Held, JaxArray, Model, Tree
 from anyk.problems.replicas import scales_of
 from anyk.problems.values import arguments, check_taken, taken_by
@@ -203,7 +203,7 @@ class JaxNetwork:
         return (value * rows_of(batch) if self.mean else value), state, metrics
 
     def _read(self, result: Any) -> tuple[Any, Tree, ByName]:
-        """Return the value, state and metrics of a loss's result; :class:`~anyk.errors.BadInput` for other forms."""
+        """Return the value, state and metrics of a loss's result; :class:`~anyk.BadInput` for other forms."""
         wanted = {
             (False, False): "one number for a batch, its mean or sum",
             (True, False): "(number, state), as a state is given",
@@ -264,7 +264,7 @@ def rows_of(batch: Tree) -> int:
 def arguments_of(loss: Any, given: set[str]) -> set[str]:
     """Return the names of a loss's arguments beside model and batch: those ``given``, and ``train``.
 
-    Raises :class:`~anyk.errors.BadInput` if it does not take a given argument, or needs one that is not given.
+    Raises :class:`~anyk.BadInput` if it does not take a given argument, or needs one that is not given.
 
     >>> sorted(arguments_of(lambda params, batch, key, train: 0.0, {"key"}))
     ['key', 'train']
@@ -298,7 +298,7 @@ def names_of(function: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def check_state(state: Tree, before: Tree) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if a new state has not the form of the one before."""
+    """Raise :class:`~anyk.BadInput` if a new state has not the form of the one before."""
     import jax
 
     def form(tree: Tree) -> dict[str, str]:
@@ -354,7 +354,7 @@ class Averages(NamedTuple):
 
     @classmethod
     def of(cls, step: Step, state: Tree) -> Averages:
-        """Learn the averages from one batch; raise :class:`~anyk.errors.BadInput` if the state is something else.
+        """Learn the averages from one batch; raise :class:`~anyk.BadInput` if the state is something else.
 
         >>> import jax.numpy as jnp
         >>> of = Averages.of(lambda state: {"mean": 0.9 * state["mean"] + 0.1 * 5.0}, {"mean": jnp.zeros(())})

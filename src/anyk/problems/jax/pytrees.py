@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Array
-from anyk.errors import BadInput, RunFailed
-from anyk.plain import ByName
+from anyk.base.arrays import Array
+from anyk.base.errors import BadInput, RunFailed
+from anyk.base.plain import ByName
 
 Tree = Any  # nested tuples, lists, dictionaries and other pytrees of JAX
 Arrays = list[Array]
@@ -122,7 +122,7 @@ class Model:
         return True
 
     def _check(self, given: Tree) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if something in the tree must not be trained."""
+        """Raise :class:`~anyk.BadInput` if something in the tree must not be trained."""
         import jax
 
         paths = jax.tree_util.tree_flatten_with_path(given)[0]
@@ -287,7 +287,7 @@ def is_module(params: object) -> bool:
 
 
 def model_of(params: object, trainable: Trainable) -> Model:
-    """Return the model in ``params``, by its kind; raise :class:`~anyk.errors.BadInput` if it cannot be trained."""
+    """Return the model in ``params``, by its kind; raise :class:`~anyk.BadInput` if it cannot be trained."""
     import jax
 
     kind = _is_module(params)
@@ -312,7 +312,7 @@ def _nodes(given: Tree) -> list[tuple[Any, Any]]:
 
 
 def distinct(pairs: Iterable[tuple[str, Any]]) -> ByName:
-    """Return pairs of names and arrays as a dictionary; raise :class:`~anyk.errors.RunFailed` for equal names."""
+    """Return pairs of names and arrays as a dictionary; raise :class:`~anyk.RunFailed` for equal names."""
     arrays: ByName = {}
     for name, array in pairs:
         if name in arrays:
@@ -322,7 +322,7 @@ def distinct(pairs: Iterable[tuple[str, Any]]) -> ByName:
 
 
 def check_numbers(arrays: Arrays) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if arrays are not all of one type that can be trained."""
+    """Raise :class:`~anyk.BadInput` if arrays are not all of one type that can be trained."""
     kinds = {str(array.dtype) for array in arrays}
     if not kinds:
         raise BadInput("params has no array to train")

@@ -10,24 +10,12 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk import keyed
-from anyk.arrays import Array, Floats, Vector
-from anyk.checks import typed
-from anyk.errors import BadInput
-from anyk.problems.base import (
-    Better,
-    Ends,
-    ProblemAbilities,
-    Recipe,
-    cut,
-    digest_of,
-    is_sparse,
-    problem_text,
-    some_rows,
-)
-from anyk.problems.data.cells import merged
+from anyk.base import keyed
+from anyk.base.arrays import Array, Floats, Vector
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput
+from anyk.problems.base import Better, Ends, ProblemAbilities, Recipe, cut, digest_of, problem_text, some_rows
 from anyk.problems.data.dataset import Dirichlet, Task, build_split
-from anyk.problems.data.encoding import Encoding, check_sizes
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
 from anyk.problems.linear.row_partitions import LinearPartitions, as_matrix, losses_of
@@ -45,6 +33,7 @@ from anyk.problems.linear.scaling import (
 )
 from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
+from anyk.tables import Encoding, check_sizes, is_sparse, merged
 
 _SQUARED_IN_SINGLE = 1e12  # larger numbers may have squares whose sum is infinite in single precision
 _BOTH = "give X_test and y_test together, or neither"
@@ -207,7 +196,7 @@ class LinearProblem(ProblemAbilities):
         return problem_text(self)
 
     def _targets(self, y: Array, rows: int, name: str) -> Floats:
-        """Return targets as the model computes with them; raise :class:`~anyk.errors.BadInput` for unusable ones."""
+        """Return targets as the model computes with them; raise :class:`~anyk.BadInput` for unusable ones."""
         if y.shape != (rows,):
             raise BadInput(f"{name} must have one value for each of the {rows} rows, got shape {y.shape}")
         if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
@@ -255,7 +244,7 @@ class LinearProblem(ProblemAbilities):
         return factors.reshape(-1).astype(self.dtype)
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearBatches:
-        """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
+        """Divide the rows into partitions; raise :class:`~anyk.BadInput` for fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
         if isinstance(self.X, ShardRows | StreamRows):
             return LinearBatches(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
@@ -416,7 +405,7 @@ class LogisticRegression(LinearProblem):
     Further metrics: accuracy, and the share of the more frequent label of the held-out rows.
 
     ``X``: rows x columns, NumPy or scipy.sparse; ``l2`` as in the objective. Raises
-    :class:`~anyk.errors.BadInput` for NaN in the data, labels of one class or of more than two.
+    :class:`~anyk.BadInput` for NaN in the data, labels of one class or of more than two.
 
     >>> import numpy as np
     >>> problem = LogisticRegression(np.eye(2), [1, -1])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Floats, Vector
+from anyk.base.arrays import Floats, Vector
 from anyk.problems.base import Ends, Index, PartitionAbilities, stacked
 
 _SPARSE = 0.5  # a partition that touches a smaller share of the columns is stored with these columns alone

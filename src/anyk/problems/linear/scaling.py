@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.arrays import Floats
-from anyk.checks import NonnegativeNumber, check
-from anyk.errors import BadInput
-from anyk.problems.data.encoding import check_sizes
-from anyk.tables import shown
+from anyk.base.arrays import Floats
+from anyk.base.checks import NonnegativeNumber, check
+from anyk.base.errors import BadInput
+from anyk.tables import check_sizes, shown
 
 
 def design_of(X: Any, name: str) -> Any:
@@ -42,7 +41,7 @@ def design_of(X: Any, name: str) -> Any:
 
 
 def array_of(values: Any, name: str) -> Any:
-    """Return an array; raise :class:`~anyk.errors.BadInput` for rows of different lengths."""
+    """Return an array; raise :class:`~anyk.BadInput` for rows of different lengths."""
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
@@ -51,12 +50,12 @@ def array_of(values: Any, name: str) -> Any:
 
 
 def checked_l2(l2: float) -> float:
-    """Return the regulariser's factor; raise :class:`~anyk.errors.BadInput` if it is invalid."""
+    """Return the regulariser's factor; raise :class:`~anyk.BadInput` if it is invalid."""
     return float(check(l2, NonnegativeNumber, "l2"))
 
 
 def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
-    """Return weights of rows divided by their mean; raise :class:`~anyk.errors.BadInput` for invalid weights."""
+    """Return weights of rows divided by their mean; raise :class:`~anyk.BadInput` for invalid weights."""
     values = array_of(weights, name)
     if values.shape != (rows,):
         raise BadInput(f"{name} must hold one number for each of the {rows} rows, got shape {values.shape}")
@@ -107,7 +106,7 @@ class Scaling:
         """Return the scaling to mean 0 and variance 1 (columns without a center: variance 1); constant columns stay.
 
         ``X``: rows x columns, dense or sparse; ``weights``: of the rows; ``categories``, ``ridge``: see
-        :meth:`from_moments`. Raises :class:`~anyk.errors.BadInput` if the numbers are too large to be squared.
+        :meth:`from_moments`. Raises :class:`~anyk.BadInput` if the numbers are too large to be squared.
         """
         from sklearn.preprocessing import StandardScaler
 
@@ -182,7 +181,7 @@ class Scaling:
         return cls(center, np.where(scale == 0.0, 1.0, scale), target=target).checked()
 
     def checked(self) -> Scaling:
-        """Return the scaling itself; raise :class:`~anyk.errors.BadInput` if it is not finite."""
+        """Return the scaling itself; raise :class:`~anyk.BadInput` if it is not finite."""
         bad = np.flatnonzero(~(np.isfinite(self.center) & np.isfinite(self.scale)))
         if bad.size:
             raise BadInput(f"the numbers of column {bad[0]} are too large to be standardised; divide them first")

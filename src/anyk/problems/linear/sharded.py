@@ -14,13 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Array, DType, Vector
-from anyk.errors import BadInput, RunFailed, describe_error
-from anyk.problems.base import Ends, Index, Tell, is_sparse
+from anyk.base.arrays import Array, DType, Vector
+from anyk.base.errors import BadInput, RunFailed, describe_error
+from anyk.base.specs import absolute, parse, with_keys
+from anyk.problems.base import Ends, Index, Tell
 from anyk.problems.batches import Batches
-from anyk.problems.data.cells import check_categories
 from anyk.problems.data.dataset import Task, read_target, sources
-from anyk.problems.data.encoding import Column, Encoding, codes_of, rows_text
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, PartitionSamples, SampleBatch
 from anyk.problems.data.shards.shard_samples import BlockArrays, BlockSamples
@@ -29,8 +28,7 @@ from anyk.problems.data.shards.survey import Moments, Survey, places_of, plain, 
 from anyk.problems.data.streams import Stream, StreamSamples
 from anyk.problems.linear.row_partitions import as_matrix, losses_of, slope_of
 from anyk.problems.linear.scaling import Scaling, encode_labels, model_columns
-from anyk.specs import absolute, parse, with_keys
-from anyk.tables import Table, listed, shown
+from anyk.tables import Column, Encoding, Table, check_categories, codes_of, is_sparse, listed, rows_text, shown
 
 _SQUARE = 1024  # columns up to which the curvature is computed, and not only bounded
 Labels = tuple[float | str, ...]
@@ -302,7 +300,7 @@ class LinearBatches(Batches):
 
 
 def _targets(kind: str, classes: Array | None, y: Array) -> Vector:
-    """Return a stream's targets as the model needs them; raise :class:`~anyk.errors.BadInput` for unknown labels."""
+    """Return a stream's targets as the model needs them; raise :class:`~anyk.BadInput` for unknown labels."""
     values = y.astype(float)
     if not np.isfinite(values).all():
         raise BadInput("the stream's targets must be finite numbers")
@@ -310,7 +308,7 @@ def _targets(kind: str, classes: Array | None, y: Array) -> Vector:
 
 
 def _stacked(samples: list[Any]) -> list[Array]:
-    """Return samples as rows and targets; raise :class:`~anyk.errors.BadInput` if they are no such pairs."""
+    """Return samples as rows and targets; raise :class:`~anyk.BadInput` if they are no such pairs."""
     must = "samples of a linear model's stream must be pairs (x, y), equally many numbers and a target"
     try:
         xs, ys = zip(*samples, strict=True)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk import keyed
-from anyk.arrays import Floats, Vector
-from anyk.checks import AtLeastOne, typed
-from anyk.errors import BadInput
+from anyk.base import keyed
+from anyk.base.arrays import Floats, Vector
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput
 from anyk.problems.base import Ends, Recipe, cut
 from anyk.problems.batches import Batches
 from anyk.problems.data.dataset import Dirichlet
@@ -66,7 +66,7 @@ class TwoLayerNetwork(SoftmaxRegression):
 
     ``hidden`` is the number of hidden units; the initial weights are normal random numbers (by ``seed``) with standard
     deviation 1/sqrt(inputs of the layer), biases are zero. The model is A, a, B, b, row by row, as one flat vector.
-    Raises :class:`~anyk.errors.BadInput` for the same input as softmax regression.
+    Raises :class:`~anyk.BadInput` for the same input as softmax regression.
 
     >>> import numpy as np
     >>> problem = TwoLayerNetwork(np.eye(4), [0, 1, 2, 1], hidden=3)
@@ -104,7 +104,7 @@ class TwoLayerNetwork(SoftmaxRegression):
     def split(  # type: ignore[override]
         self, partitions: int, shares: Sequence[int] | None = None
     ) -> TwoLayerPartitions:
-        """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
+        """Divide the rows into partitions; raise :class:`~anyk.BadInput` for fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
         return TwoLayerPartitions(*self._rows(ends)[:2], ends, self.hidden, self.outputs)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import NO_GRADIENT, Vector, lacks_gradient
-from anyk.errors import BadInput
+from anyk.base.arrays import NO_GRADIENT, Vector, lacks_gradient
+from anyk.base.errors import BadInput
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def set_gradients(parameters: Sequence[torch.nn.Parameter] = (), gradients: Sequ
 def call_hooks(parameters: Sequence[torch.nn.Parameter], w: Vector, gradient: Vector) -> Vector:
     """Return what the hooks of the parameters make of a gradient at the model ``w``; they see both as in plain torch.
 
-    The parameters themselves and their ``grad`` are left as they were. Raises :class:`~anyk.errors.BadInput` if a hook
+    The parameters themselves and their ``grad`` are left as they were. Raises :class:`~anyk.BadInput` if a hook
     takes a step.
     """
     import torch

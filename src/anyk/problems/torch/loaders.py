@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 
 
 class Loaded(NamedTuple):
@@ -35,7 +35,7 @@ def is_loader(data: object) -> bool:
 
 
 def read_loader(loader: Any, name: str) -> Loaded:
-    """Return the contents of a map-style loader; raise :class:`~anyk.errors.BadInput` if its meaning is unknown."""
+    """Return the contents of a map-style loader; raise :class:`~anyk.BadInput` if its meaning is unknown."""
     from torch.utils import data as torch_data
 
     kind = type(loader)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from anyk.arrays import Floats
-from anyk.errors import BadInput
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 from anyk.problems.data.sample_batches import Batch, SampleBatch
 from anyk.problems.network_problem import HELD_OUT_LOSS, Collected, fresh, is_collected, metric_number, with_weights
 from anyk.problems.torch.network import Network, map_tensors
@@ -215,6 +215,6 @@ def _together(kept: list[tuple[Any, Any, Any]], name: str) -> tuple[torch.Tensor
 
 
 def check_on_trial(network: Network, metrics: Metrics, batch: Batch, size: int, weights: Floats | None) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if default metrics cannot be computed from a few held-out samples."""
+    """Raise :class:`~anyk.BadInput` if default metrics cannot be computed from a few held-out samples."""
     own = {name: metric for name, metric in metrics.items() if metric is None or isinstance(metric, PerTarget)}
     compute_metrics(network, own, iter([SampleBatch(batch, size, 0, None, weights)]))

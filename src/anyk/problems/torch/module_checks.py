@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Floats
-from anyk.checks import AtLeastOne, AtLeastZero, check, typed
-from anyk.errors import BadInput, needing
-from anyk.plain import ByName
+from anyk.base.arrays import Floats
+from anyk.base.checks import AtLeastOne, AtLeastZero, check, typed
+from anyk.base.errors import BadInput, needing
+from anyk.base.plain import ByName
 from anyk.problems.base import Better, Index
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.generators import seeded_generators
@@ -384,7 +384,7 @@ def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
     """Return the state of one copy of the network after each of several passes in training.
 
     Its trained parameters are first moved a little, since a moving average may start where they are. Raises
-    :class:`~anyk.errors.BadInput` if a pass changes a parameter.
+    :class:`~anyk.BadInput` if a pass changes a parameter.
     """
     import torch
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import NO_GRADIENT, DType, Floats, Vector
-from anyk.errors import BadInput
-from anyk.plain import ByName
+from anyk.base.arrays import NO_GRADIENT, DType, Floats, Vector
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.problems.base import Ends, Index
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Vector, lacks_gradient
-from anyk.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
+from anyk.base.arrays import Vector, lacks_gradient
+from anyk.base.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
 from anyk.problems.data.dataset import Dirichlet, build_split
 from anyk.problems.data.reader_processes import map_in_processes
@@ -166,7 +166,7 @@ class TorchProblem(NetworkProblem):
     NumPy and Python, are seeded by the version and the item. If several workers compute a partition, their gradients
     are compared, at the start and from time to time.
 
-    Raises :class:`~anyk.errors.BadInput` for problems that cannot be trained: module and loss are first tried on up to
+    Raises :class:`~anyk.BadInput` for problems that cannot be trained: module and loss are first tried on up to
     32 samples.
 
     >>> import torch
@@ -443,7 +443,7 @@ class TorchProblem(NetworkProblem):
             raise BadInput(f"the module fails on held_out: {describe_error(error)}") from None
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> TorchPartitions:
-        """Divide the samples into partitions; raise :class:`~anyk.errors.BadInput` if there are fewer."""
+        """Divide the samples into partitions; raise :class:`~anyk.BadInput` if there are fewer."""
         ends, data = cut(self.samples, partitions, shares), self._data
         if self.uneven is not None and isinstance(data, Arrays) and (labels := labels_of(data)) is not None:
             data = data.select_rows(self.uneven.order(labels, ends))
@@ -650,7 +650,7 @@ class TorchProblem(NetworkProblem):
     def load_state_dict(self, source: Any) -> None:
         """Start from the state of a run, its folder, a safetensors file or a module's ``state_dict()``.
 
-        Raises :class:`~anyk.errors.BadInput` if it is not a state of the problem's module.
+        Raises :class:`~anyk.BadInput` if it is not a state of the problem's module.
         """
         w = getattr(source, "model", None)
         if w is None:
@@ -762,7 +762,7 @@ class TorchProblem(NetworkProblem):
 
 
 def _only_one(loaded: Any, given: Any, name: str) -> Any:
-    """Return what a loader has or else what was given; raise :class:`~anyk.errors.BadInput` if there are both."""
+    """Return what a loader has or else what was given; raise :class:`~anyk.BadInput` if there are both."""
     if loaded is not None and given is not None:
         raise BadInput(f"the DataLoader has {name} of its own; leave one of them out")
     return given if loaded is None else loaded

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Array, Floats
-from anyk.errors import BadInput
-from anyk.plain import ByName
+from anyk.base.arrays import Array, Floats
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.problems.data.sample_batches import Batch, SampleBatch
 from anyk.problems.generators import seeded_generators
 from anyk.problems.values import arguments, check_taken, taken_by

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Array, DType
-from anyk.errors import BadInput, RunFailed, describe_error, explaining
-from anyk.plain import ByName
+from anyk.base import keyed
+from anyk.base.arrays import Array, DType
+from anyk.base.errors import BadInput, RunFailed, describe_error, explaining
+from anyk.base.plain import ByName
 from anyk.problems.base import Index, some_rows
 from anyk.problems.data.sample_batches import Arrays, Batch, NamedForm, Rows, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
@@ -116,7 +116,7 @@ class Reading(NamedTuple):
         return self._replace(transform=self.eval_transform)
 
     def refuse_arrays(self, name: str, what: str) -> None:
-        """Raise :class:`~anyk.errors.BadInput` for functions of items if the data has no items."""
+        """Raise :class:`~anyk.BadInput` for functions of items if the data has no items."""
         which = "eval_transform" if self.transform is self.eval_transform else "transform"
         options = {"collate_fn": self.collate, which: self.transform}
         for function, value in options.items():
@@ -263,7 +263,7 @@ def _array(array: object, name: str, dtype: DType) -> Array:
 
 
 def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Samples:
-    """Return a user's training data as samples; raise :class:`~anyk.errors.BadInput` if that is impossible."""
+    """Return a user's training data as samples; raise :class:`~anyk.BadInput` if that is impossible."""
     from torch.utils.data import IterableDataset
 
     # the stream of an iterable data set is the data set itself: it draws from the global generators, if at all

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Vector
+from anyk.base import keyed
+from anyk.base.arrays import Vector
+from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster
 from anyk.clusters.store import Place
-from anyk.errors import RunFailed
 from anyk.protocol import Chunk, Event, Failed, Layout, Lost, Reply
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.log.schema import Version
@@ -115,7 +115,7 @@ class Agreement:
         return (reply, *lost)
 
     def check(self, messages: Sequence[Place], strategy: str, step: int) -> None:
-        """Raise :class:`~anyk.errors.RunFailed` if a step uses a message that was found to contradict another."""
+        """Raise :class:`~anyk.RunFailed` if a step uses a message that was found to contradict another."""
         wrong = self._failed.intersection(messages)
         if wrong:
             raise RunFailed(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.arrays import Floats
-from anyk.errors import RunFailed
+from anyk.base.arrays import Floats
+from anyk.base.errors import RunFailed
 from anyk.protocol import Combine, Task
 from anyk.runs.engine.dispatches import Batch
 
@@ -30,7 +30,7 @@ class Audit:
         self._known: dict[int, tuple[Sequence[Task], Flat]] = {}
 
     def residual(self, command: Combine, parts: Iterable[tuple[Batch, int, Any]], step: int) -> float:
-        """Return the residual of a combine; raise :class:`~anyk.errors.RunFailed` if it states another.
+        """Return the residual of a combine; raise :class:`~anyk.RunFailed` if it states another.
 
         ``parts``: for each message, its batch, its place in it and its weight.
         """

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Array, Vector, Vectors
+from anyk.base.arrays import Array, Vector, Vectors
 from anyk.clusters.contract import Cluster
 from anyk.clusters.store import CARRIED, Carried
 from anyk.problems.values import Leaves, Values
@@ -49,7 +49,7 @@ class CarriedValues:
     def change(self, values: Mapping[str, Any] | None, kept: Mapping[int, Array]) -> None:
         """Set the values of the next version; ``kept``: arrays by their places among all arrays.
 
-        Raises :class:`~anyk.errors.BadInput` if their form has changed.
+        Raises :class:`~anyk.BadInput` if their form has changed.
         """
         numbers, arrays = self.leaves
         new = list(arrays)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Container, Sequence
 from typing import Any
 
-from anyk.errors import RunFailed
+from anyk.base.errors import RunFailed
 from anyk.protocol import Chunk, Cut, Failed, Progress, Reply, Task, Timing
 
 # status of a chunk; CUT: cancelled, but its end is not yet known; KEPT: counted, but its message is still stored
@@ -54,7 +54,7 @@ class Batch:
         self.done: dict[int, int] = {}  # partitions that workers have reported as finished
 
     def place_of(self, event: Reply | Failed | Progress | Cut) -> int:
-        """Return the place of the chunk of an event; raise :class:`~anyk.errors.RunFailed` if there is none."""
+        """Return the place of the chunk of an event; raise :class:`~anyk.RunFailed` if there is none."""
         if not 0 <= event.chunk < self.width:
             raise RunFailed(f"worker {event.worker} reports chunk {event.chunk} of a task with {self.width} chunks")
         return (event.task - self.first) * self.width + event.chunk

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from anyk.arrays import Vector, Vectors
+from anyk.base.arrays import Vector, Vectors
+from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster, Order
-from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Tell, abilities_of, partition_abilities
 from anyk.problems.many import problem_of
@@ -145,7 +145,7 @@ class Driver:
     def open(self, tell: Tell | None = None) -> None:
         """Start the cluster's workers on the problem's partitions; first, ``tell`` receives a line on required memory.
 
-        Raises :class:`~anyk.errors.BadInput` if less memory is available.
+        Raises :class:`~anyk.BadInput` if less memory is available.
         """
         self.cluster.prepare()
         partitions = None
@@ -192,7 +192,7 @@ class Driver:
         self._answer()
 
     def run(self) -> None:
-        """Continue until a limit is reached or the strategy stops; raise :class:`~anyk.errors.RunFailed` on failure."""
+        """Continue until a limit is reached or the strategy stops; raise :class:`~anyk.RunFailed` on failure."""
         if self.finished():
             return
         self._answer()  # questions of a resumed run's strategy that were not answered yet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from anyk.errors import BadInput, RunFailed
+from anyk.base.errors import BadInput, RunFailed
 from anyk.protocol import Failed, Lost
 from anyk.runs.engine.agreement import DIFFERS
 

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from anyk.arrays import Vector, Vectors
+from anyk.base.arrays import Vector, Vectors
+from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster
 from anyk.clusters.store import Place
-from anyk.errors import RunFailed
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Progress, Reply, RequestMessage, Timing
 from anyk.runs.engine.counts import Counts, Usage
 from anyk.runs.engine.dispatches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch, plain_weight

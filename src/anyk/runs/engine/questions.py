@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.base.arrays import Vector
 from anyk.clusters.contract import Cluster
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem

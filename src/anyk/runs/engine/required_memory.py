@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from anyk.base.errors import BadInput
 from anyk.clusters.available import available_addresses, available_memory, give_back
 from anyk.clusters.contract import Cluster
-from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Partitions
@@ -75,7 +75,7 @@ class Need(NamedTuple):
         return sum(self) - self.mapped
 
     def check(self) -> str:
-        """Return a line about the memory needed; raise :class:`~anyk.errors.BadInput` if less is available."""
+        """Return a line about the memory needed; raise :class:`~anyk.BadInput` if less is available."""
         give_back(self.models)  # memory that building the problem has freed
         self._check_addresses()
         available = available_memory()

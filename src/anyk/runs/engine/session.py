@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from anyk.arrays import Vector
-from anyk.errors import BadInput, RunFailed
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput, RunFailed
 from anyk.runs.engine.driver import Driver
 
 

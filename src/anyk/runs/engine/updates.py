@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Floats, Vector, Vectors
+from anyk.base import keyed
+from anyk.base.arrays import Floats, Vector, Vectors
+from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster
-from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer, SlowMo
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of, penalty_of
@@ -54,7 +54,7 @@ class Updates:
     def result(self, command: Combine | Mix) -> tuple[Vector, int] | None:
         """Return the slot's next version and its digest, or None without an optimiser.
 
-        Raises :class:`~anyk.errors.RunFailed` if it is not finite.
+        Raises :class:`~anyk.RunFailed` if it is not finite.
         """
         if self._optimizer is None:
             return None

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from anyk import keyed
+from anyk.base import keyed
 
 _FEWEST_PARTS = 8  # with fewer parts, starting threads takes longer than computing
 

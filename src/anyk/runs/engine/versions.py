@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from anyk.arrays import Vector, Vectors
+from anyk.base.arrays import Vector, Vectors
+from anyk.base.errors import BadInput
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import Cluster
-from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.problems.many import problem_of

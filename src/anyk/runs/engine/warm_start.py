@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.arrays import Vector, Vectors
-from anyk.errors import BadInput
+from anyk.base.arrays import Vector, Vectors
+from anyk.base.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.protocol import Strategy
@@ -58,7 +58,7 @@ class WarmStart:
         return cls(versions, models, states, max(state["cluster"]["numbers"]))
 
     def save(self, folder: Path) -> None:
-        """Write the state into a run folder; raise :class:`~anyk.errors.RunFailed` if it cannot be written."""
+        """Write the state into a run folder; raise :class:`~anyk.RunFailed` if it cannot be written."""
         vectors = {f"model/{slot}/{self.versions[slot]}": w for slot, w in self.models.items()}
         for slot, state in self.states.items():
             vectors |= {f"optimizer/{slot}/{name}": vector for name, vector in state.items()}
@@ -67,7 +67,7 @@ class WarmStart:
 
     @classmethod
     def load(cls, folder: Path) -> WarmStart:
-        """Return the saved state; raise :class:`~anyk.errors.BadInput` if it is missing or damaged."""
+        """Return the saved state; raise :class:`~anyk.BadInput` if it is missing or damaged."""
         saved = checkpoints.load(folder, NAME)
         if saved is None:
             raise BadInput(f"the run '{folder}' started from another run, but its {NAME} is missing")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from anyk.base.errors import BadInput
 from anyk.clusters.local import Local
-from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Partitions, Problem, partition_abilities
@@ -15,7 +15,7 @@ def partitions_of(problem: Problem, layout: Layout, *, copied: bool, compared: b
 
     ``copied``: workers compute with copies, which must do as the driver's do. ``compared``: replicas must agree.
 
-    Raises :class:`~anyk.errors.BadInput` if replicas of a gradient cannot agree.
+    Raises :class:`~anyk.BadInput` if replicas of a gradient cannot agree.
     """
     # custom problems need no parameter for shares unless a strategy has them
     shares = () if layout.shares is None else (layout.shares,)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from anyk.arrays import Vector
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput
 from anyk.clusters.contract import Cluster
 from anyk.clusters.remote.remote import Remote
-from anyk.errors import BadInput
 from anyk.problems.base import Problem, abilities_of, penalty_of
 from anyk.problems.many import ManyProblems, each_of
 from anyk.runs.evaluation.evaluate import Evaluate
@@ -24,7 +24,7 @@ def by_workers(evaluate: Evaluate, problem: Problem, cluster: Cluster) -> tuple[
     """Return the problem that the ``cluster``'s workers evaluate, and the object that asks them.
 
     On a virtual clock, whose workers compute in the driver, there is no such object. Raises
-    :class:`~anyk.errors.BadInput` if workers cannot evaluate the problem.
+    :class:`~anyk.BadInput` if workers cannot evaluate the problem.
     """
     samples, evaluated = evaluate.samples, problem
     if samples is not None and (cluster.virtual or first_metrics(problem)):
@@ -52,7 +52,7 @@ class Asking:
     is driven another thread may ask, and the driver passes the question on between two events; the driver's own thread
     may ask when the run has ended. ``samples``: the number of samples to evaluate on, None for all.
 
-    Raises :class:`~anyk.errors.BadInput` if this cluster's workers cannot be asked.
+    Raises :class:`~anyk.BadInput` if this cluster's workers cannot be asked.
     """
 
     def __init__(self, problem: Problem, evaluated: Problem, cluster: Cluster, samples: int | None) -> None:

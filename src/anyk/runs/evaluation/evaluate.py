@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from anyk.checks import AtLeastOne, typed
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput
+from anyk.base.specs import Registry, show
 from anyk.clusters.processes.aside import Aside
-from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.data.streams import NO_LOSS
 from anyk.protocol import Strategy
 from anyk.runs.limits import Duration, Limits, check_limits, first_metrics
-from anyk.specs import Registry, show
 
 OFF = "none"  # the spec of a run that is not evaluated
 _registry: Registry[Evaluate] = Registry("evaluation")
@@ -41,7 +41,7 @@ class Evaluate:
     data between the partitions of its tasks, which slows the run by about a twentieth at most, and the driver reads no
     training data; ``on`` is then ``train`` by default. On a virtual clock the driver computes in place of the workers.
 
-    Raises :class:`~anyk.errors.BadInput` for numbers out of range.
+    Raises :class:`~anyk.BadInput` for numbers out of range.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
@@ -100,7 +100,7 @@ def spec_of(evaluate: Evaluate | None) -> str:
 def resolve_data(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None:
     """Return the evaluation with the problem's default for ``on``; None if there is nothing to evaluate.
 
-    Raises :class:`~anyk.errors.BadInput` if the problem cannot be evaluated in this way.
+    Raises :class:`~anyk.BadInput` if the problem cannot be evaluated in this way.
     """
     if evaluate is not None and evaluate.samples is None and evaluate.on == "train" and abilities_of(problem).endless:
         raise BadInput(NO_LOSS)
@@ -114,7 +114,7 @@ def resolve_data(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None
 def evaluating(evaluate: Evaluate | None, problem: Problem) -> Iterator[Problem]:
     """Yield the problem that is evaluated: the problem itself, a sample of it, or one that another process evaluates.
 
-    Raises :class:`~anyk.errors.BadInput` if the problem cannot be evaluated in this way.
+    Raises :class:`~anyk.BadInput` if the problem cannot be evaluated in this way.
     """
     if evaluate is not None and evaluate.where == "aside":
         with Aside(problem, evaluate.samples) as aside:
@@ -126,14 +126,14 @@ def evaluating(evaluate: Evaluate | None, problem: Problem) -> Iterator[Problem]
 
 
 def check_evaluation(problem: Problem, evaluate: Evaluate | None, limits: Limits) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if runs on a problem cannot be evaluated or cannot reach their limits."""
+    """Raise :class:`~anyk.BadInput` if runs on a problem cannot be evaluated or cannot reach their limits."""
     with evaluating(evaluate, problem) as evaluated:
         check_held_out(evaluate, evaluated)
         check_limits(evaluated, limits)
 
 
 def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float | None) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if a strategy or a target needs a value that is not evaluated."""
+    """Raise :class:`~anyk.BadInput` if a strategy or a target needs a value that is not evaluated."""
     if evaluate is None and target is not None:
         raise BadInput(f"a target of {target:g} needs evaluation, which evaluate=None switches off; omit one of them")
     if not gives_loss(evaluate) and strategy.layout.losses:
@@ -146,7 +146,7 @@ def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float 
 
 
 def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strategy, optimizer: Optimizer) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if the learning rate depends on evaluations that do not come in time."""
+    """Raise :class:`~anyk.BadInput` if the learning rate depends on evaluations that do not come in time."""
     watches = optimizer.watches
     if watches is None:
         return
@@ -175,7 +175,7 @@ def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strat
 
 
 def check_held_out(evaluate: Evaluate | None, evaluated: Problem) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if held-out data are to be evaluated and there are none."""
+    """Raise :class:`~anyk.BadInput` if held-out data are to be evaluated and there are none."""
     if evaluate is not None and evaluate.on == "held_out" and not first_metrics(evaluated):
         raise BadInput(
             "evaluate on='held_out' needs held-out data (X_test and y_test of a linear model, held_out of others); "

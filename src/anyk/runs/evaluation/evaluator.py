@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.base.arrays import Vector
+from anyk.base.errors import BadInput, RunFailed, describe_error
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import PINNED
 from anyk.clusters.remote.losses import LossUnknown
-from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Problem, with_values
 from anyk.problems.many import problem_of
 from anyk.problems.values import Leaves

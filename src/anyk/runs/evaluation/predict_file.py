@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from anyk.arrays import Array
+from anyk.base.arrays import Array
 from anyk.problems.data.new_rows import check_out, limit_of, read_rows, write_predictions
 from anyk.runs.run import Run
 
@@ -28,7 +28,7 @@ def predict_file(
     class. ``header``: whether the first row of a CSV file contains names; by default as in the training data.
     ``max_gb``: the memory that the unpacked file may take. ``tell`` is called with a sentence on values that the model
     has not seen. Names, categories, scaling and the values for missing ones come from the training data, as in
-    :meth:`Run.predict`. Raises :class:`~anyk.errors.BadInput` for a file that does not fit the model, and if nothing
+    :meth:`Run.predict`. Raises :class:`~anyk.BadInput` for a file that does not fit the model, and if nothing
     can be written.
 
     >>> import tempfile

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Vector, Vectors
-from anyk.errors import BadInput
+from anyk.base.arrays import Vector, Vectors
+from anyk.base.errors import BadInput
 
 KEY = "callbacks"  # in checkpoints
 
@@ -17,7 +17,7 @@ KEY = "callbacks"  # in checkpoints
 def save(callbacks: Sequence[Any]) -> tuple[dict[str, Any], Vectors]:
     """Return the states, by callback, as plain data that refers to arrays by name, and the arrays by name.
 
-    Raises :class:`~anyk.errors.BadInput` for states that are not made of numbers, texts, lists, dicts and arrays.
+    Raises :class:`~anyk.BadInput` for states that are not made of numbers, texts, lists, dicts and arrays.
     """
     arrays: Vectors = {}
     return {

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk import keyed
-from anyk.arrays import Vector, Vectors
-from anyk.errors import BadInput, RunFailed, Surroundings, hindered
-from anyk.plain import ByName
-from anyk.regular_files import open_plain, replacing, synchronise
+from anyk.base import keyed
+from anyk.base.arrays import Vector, Vectors
+from anyk.base.errors import BadInput, RunFailed, Surroundings, hindered
+from anyk.base.plain import ByName
+from anyk.base.regular_files import open_plain, replacing, synchronise
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
 
@@ -43,7 +43,7 @@ class Saved(NamedTuple):
 def save(folder: Path, text: str, vectors: Vectors, *, name: str = NAME) -> str:
     """Write a checkpoint and return its digest; the last one is kept as :data:`OLDER`. ``text``: the state, as JSON.
 
-    Raises :class:`~anyk.errors.RunFailed` if it cannot be written.
+    Raises :class:`~anyk.RunFailed` if it cannot be written.
     """
     from safetensors.numpy import save_file
 
@@ -97,7 +97,7 @@ class CheckpointWriter:
         self._writing = self._thread.submit(save, self._folder, json.dumps(state), copies)
 
     def finish(self) -> None:
-        """Wait until the checkpoint is written, and log it; raise :class:`~anyk.errors.RunFailed` if that fails."""
+        """Wait until the checkpoint is written, and log it; raise :class:`~anyk.RunFailed` if that fails."""
         assert self._writing is not None
         writing, self._writing = self._writing, None
         self._log.checkpoint(self._seq, writing.result())
@@ -109,7 +109,7 @@ class CheckpointWriter:
 
 
 def load(folder: Path, name: str = NAME) -> Saved | None:
-    """Return a checkpoint, or None if there is none; raise :class:`~anyk.errors.BadInput` if it is damaged."""
+    """Return a checkpoint, or None if there is none; raise :class:`~anyk.BadInput` if it is damaged."""
     from safetensors import safe_open
 
     path = folder / name
@@ -192,7 +192,7 @@ def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None
     """Return the newest checkpoint, or None for a run that ended before its first.
 
     With ``or_older`` the one before it is returned if the newest is damaged or missing. Raises
-    :class:`~anyk.errors.BadInput` if there is none to resume from.
+    :class:`~anyk.BadInput` if there is none to resume from.
     """
     last = max(queries.checkpoint_numbers(log), default=None)
     wrong, damage = [], None

@@ -1,8 +1,8 @@
 """The settings of a run folder, ``run.toml``, with their types and a digest.
 
 The digest covers everything else in the file and reveals damage and edits. It is not a signature: anyone can write a
-folder with a valid digest, so code that a folder names is not run just for that (:mod:`anyk.named`). ``race.toml`` and
-``auto.toml`` are stored in the same way. When a run is resumed with new limits, they replace those in the file.
+folder with a valid digest, so code that a folder names is not run just for that (:mod:`anyk.base.named`). ``race.toml``
+and ``auto.toml`` are stored in the same way. When a run is resumed with new limits, they replace those in the file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from anyk.checks import AtLeastZero, Positive
-from anyk.errors import BadInput, as_bad_input, printable
-from anyk.plain import ByName
+from anyk.base.checks import AtLeastZero, Positive
+from anyk.base.errors import BadInput, as_bad_input, printable
+from anyk.base.plain import ByName
+from anyk.base.regular_files import read_plain, replacing
 from anyk.problems.base import Problem
-from anyk.regular_files import read_plain, replacing
 from anyk.runs.folder.folders import LOCK
 from anyk.runs.folder.promise import Promise, without_none
 from anyk.runs.limits import Limits
@@ -154,7 +154,7 @@ def recipe_of(problem: Problem) -> Recipe | None:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Return the settings of a run folder; raises :class:`~anyk.errors.BadInput` if they are missing or damaged."""
+    """Return the settings of a run folder; raises :class:`~anyk.BadInput` if they are missing or damaged."""
     file = folder / NAME
     if not folder.exists():
         others = sorted(path.name for path in folder.parent.glob("*/")) if folder.parent.is_dir() else []
@@ -175,7 +175,7 @@ def read_config(folder: Path) -> RunConfig:
 def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
     """Return the settings that :func:`write_sealed` wrote; ``of``: the folder in words, for messages.
 
-    Raises :class:`~anyk.errors.BadInput` if the file is damaged, was edited or is of a newer format.
+    Raises :class:`~anyk.BadInput` if the file is damaged, was edited or is of a newer format.
     """
     with as_bad_input(f"'{file}' cannot be read"):
         text = read_plain(file)
@@ -199,7 +199,7 @@ def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
 
 
 def write_sealed(file: Path, config: SharedConfig) -> None:
-    """Write a configuration with its digest; raises :class:`~anyk.errors.BadInput` if the folder cannot be written."""
+    """Write a configuration with its digest; raises :class:`~anyk.BadInput` if the folder cannot be written."""
     write_plain(file, config.plain())
 
 

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from anyk import delays, installed, strategies
+from anyk import delays, strategies
+from anyk.base import installed
+from anyk.base.errors import BadInput, UnknownName
+from anyk.base.named import local_imports, plugins, sha256_of
+from anyk.base.regular_files import open_plain
+from anyk.base.specs import absolute
 from anyk.clusters import Cluster
-from anyk.errors import BadInput, UnknownName
-from anyk.named import local_imports, plugins, sha256_of
 from anyk.problems import data_digest
 from anyk.problems.base import Problem
-from anyk.regular_files import open_plain
 from anyk.runs.folder.config import Config, Digests, Recipe, SharedConfig, recipe_of
 from anyk.runs.folder.promise import torch_named, without_none
-from anyk.specs import absolute
 
 
 def digests_of(problem: Problem, cluster: Cluster, config: SharedConfig) -> Digests:
@@ -62,7 +63,7 @@ def with_plugins(config: SharedConfig, of: str) -> Iterator[None]:
 
 
 def check_problem(config: SharedConfig, problem: Problem, of: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if the problem's code or data are not those that the run began with."""
+    """Raise :class:`~anyk.BadInput` if the problem's code or data are not those that the run began with."""
     before, now = config.problem or Recipe(), recipe_of(problem) or Recipe()
     if before.problem is not None and now.problem is not None:
         was, where = (name.rpartition(":")[0] for name in (before.problem, now.problem))
@@ -97,7 +98,7 @@ def file_digest(file: str | Path, *, follow: bool = True) -> str | None:
 
 
 def check_named(config: SharedConfig, of: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if a plug-in, or a file that a strategy names, has changed or is missing.
+    """Raise :class:`~anyk.BadInput` if a plug-in, or a file that a strategy names, has changed or is missing.
 
     A plug-in file that is not given is not missing before one of its names is looked up.
     """
@@ -113,7 +114,7 @@ def check_named(config: SharedConfig, of: str) -> None:
 
 
 def _check_digest(sentence: str, digest: str | None, recorded: str | None, kind: str = "SHA-256") -> None:
-    """Raise :class:`~anyk.errors.BadInput` if a digest is not the one recorded; a missing one is not compared."""
+    """Raise :class:`~anyk.BadInput` if a digest is not the one recorded; a missing one is not compared."""
     if digest is not None and recorded is not None and digest != recorded:
         raise BadInput(
             f"{sentence} ({kind} {digest[:8]}…, recorded {recorded[:8]}…); restore it, or start a new run from this "
@@ -132,7 +133,7 @@ def _check_code(code: Mapping[str, str], was: str, where: str, of: str) -> None:
 
 
 def check_traces(config: SharedConfig, cluster: Cluster, of: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if a trace of delays is not the one that the run began with."""
+    """Raise :class:`~anyk.BadInput` if a trace of delays is not the one that the run began with."""
     for file, digest in traces_of((cluster.delays, cluster.communication)):
         recorded = config.digests.traces.get(file)
         _check_digest(f"the trace '{file}' has changed since {of} began", digest, recorded, "digest")

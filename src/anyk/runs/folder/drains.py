@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from anyk.checks import check_range, typed
-from anyk.errors import BadInput, as_bad_input
-from anyk.regular_files import read_plain, replacing
+from anyk.base.checks import check_range, typed
+from anyk.base.errors import BadInput, as_bad_input
+from anyk.base.regular_files import read_plain, replacing
+from anyk.base.specs import parse, read
 from anyk.runs.folder.config import RunConfig, read_config
 from anyk.runs.folder.folders import WRITTEN, check_plain, locked
-from anyk.specs import parse, read
 
 NAME = "drained.json"
 _LOCK = f"{NAME}.lock"  # locked by the call that changes the file
@@ -30,7 +30,7 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
     ``run``: the folder of the run. ``back``: the workers return instead. Nothing is computed twice, and the run goes on
     with the other workers if its strategy can do without these, as for a range of workers.
 
-    Raises :class:`~anyk.errors.BadInput` if there is no such worker, or if the run is not going on.
+    Raises :class:`~anyk.BadInput` if there is no such worker, or if the run is not going on.
     """
     folder = Path(run)
     config = read_config(folder)
@@ -58,7 +58,7 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
 
 
 def _wait_for(descriptor: int, folder: Path) -> None:
-    """Lock a file against other calls; raise :class:`~anyk.errors.BadInput` if another process keeps it locked."""
+    """Lock a file against other calls; raise :class:`~anyk.BadInput` if another process keeps it locked."""
     until = time.monotonic() + _PATIENCE
     while True:
         try:

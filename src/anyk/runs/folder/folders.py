@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from anyk.errors import BadInput, as_bad_input
-from anyk.regular_files import PART, left
+from anyk.base.errors import BadInput, as_bad_input
+from anyk.base.regular_files import PART, left
 from anyk.runs.log.glances import is_unused
 
 LOCK = "lock"

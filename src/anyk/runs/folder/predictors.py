@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from anyk.errors import BadInput, as_bad_input
+from anyk.base.errors import BadInput, as_bad_input
+from anyk.base.regular_files import read_plain, replacing
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.predicting import Predictor
-from anyk.regular_files import read_plain, replacing
 
 NAME = "predictor.json"
 _NONE = "only linear models and two-layer networks predict here; take other models from run.model"
@@ -38,7 +38,7 @@ def save_predictor(problem: Problem, folder: Path) -> str | None:
 def load_predictor(folder: Path | None, digest: str | None) -> Predictor:
     """Return the predictor that :func:`save_predictor` wrote, whose SHA-256 is ``digest``.
 
-    Raises :class:`~anyk.errors.BadInput` if there is none, or if it is damaged.
+    Raises :class:`~anyk.BadInput` if there is none, or if it is damaged.
     """
     if folder is None:
         raise BadInput(f"the run's problem has no predictor: {_NONE}")

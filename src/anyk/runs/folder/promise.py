@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from anyk.checks import AtLeastOne, Nonnegative, Positive, PositiveShare, typed
-from anyk.errors import BadInput, as_bad_input, printable
-from anyk.plain import ByName
-from anyk.regular_files import read_plain
+from anyk.base.checks import AtLeastOne, Nonnegative, Positive, PositiveShare, typed
+from anyk.base.errors import BadInput, as_bad_input, printable
+from anyk.base.plain import ByName
+from anyk.base.regular_files import read_plain
 
 VERSION = 1
 _ROUNDING = 1e-6
@@ -104,7 +104,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return dict(without_none(msgspec.to_builtins(self)))
 
     def save(self, path: str | Path) -> None:
-        """Write the promise as TOML; raise :class:`~anyk.errors.BadInput` for another suffix or if writing fails."""
+        """Write the promise as TOML; raise :class:`~anyk.BadInput` for another suffix or if writing fails."""
         import tomli_w
 
         target = Path(path)
@@ -118,7 +118,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def load(cls, path: str | Path, *, trust: bool = False) -> Promise:
         """Return the promise that :meth:`save` wrote.
 
-        Raises :class:`~anyk.errors.BadInput` for a file that is missing or broken, of another version, or that has a
+        Raises :class:`~anyk.BadInput` for a file that is missing or broken, of another version, or that has a
         key too few, too many or of the wrong type; and, without ``trust``, where it names an optimiser of a package
         other than torch and optax, as the file may be anybody's.
         """
@@ -133,7 +133,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return promise
 
     def check_code(self, of: str) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if training with the promise would run code that it names."""
+        """Raise :class:`~anyk.BadInput` if training with the promise would run code that it names."""
         again, instead = "name it again with --optimizer", "name the strategy with --strategy in place of --plan"
         for spec, way in ((self.optimizer or "", again), (self.strategy, instead)):
             for _, name in torch_named(spec):

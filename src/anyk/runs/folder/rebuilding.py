@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyk import delays
+from anyk.base.errors import BadInput
+from anyk.base.named import admit, names_in_folder
 from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
-from anyk.errors import BadInput
-from anyk.named import admit, names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
@@ -74,7 +74,7 @@ def rebuild(
     """Build the problem, optimiser and cluster that a folder's configuration names, unless they are given.
 
     ``of`` names the folder in messages, ``call`` the function to which a problem made in Python is given again. Raises
-    :class:`~anyk.errors.BadInput` if data, traces or code are not those that the folder was made with, and for code
+    :class:`~anyk.BadInput` if data, traces or code are not those that the folder was made with, and for code
     that is not trusted.
     """
     check_named(config, of)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anyk.checks import typed
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput, Surroundings
+from anyk.base.named import names_in_folder, sha256_of
 from anyk.delays import communication, parse
-from anyk.errors import BadInput, Surroundings
-from anyk.named import names_in_folder, sha256_of
 from anyk.problems import data_digest, from_recipe
 from anyk.runs.engine import warm_start
 from anyk.runs.engine.counts import ENDINGS
@@ -68,7 +68,7 @@ def verify(path: str | Path) -> Verification:
     traces and data. Nothing that the folder names is run or fetched, only regular files are read, and the folder may be
     read-only. What a killed process left of an unfinished checkpoint is removed, and nothing else. A mirror has only
     configuration and log. In the folder of a race all runs are checked.
-    Raises :class:`~anyk.errors.BadInput` if it is not a run folder, or if it cannot be looked at for want of room,
+    Raises :class:`~anyk.BadInput` if it is not a run folder, or if it cannot be looked at for want of room,
     memory or permission, which says nothing about the folder.
 
     >>> import tempfile

@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from anyk.errors import BadInput, Surroundings, hindered
-from anyk.regular_files import LockedFolder, open_plain
+from anyk.base.errors import BadInput, Surroundings, hindered
+from anyk.base.regular_files import LockedFolder, open_plain
 
 _DIRECT = 10  # attempts to copy a log that is being written
 _TICK = 0.1  # seconds within which a file may change while its time stays the same
@@ -86,7 +86,7 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
 
 
 def place_for_copies() -> LockedFolder:
-    """Return a new temporary folder; raise :class:`~anyk.errors.Surroundings` if none can be made."""
+    """Return a new temporary folder; raise :class:`~anyk.base.errors.Surroundings` if none can be made."""
     try:
         return LockedFolder(COPIES)
     except OSError as error:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.arrays import Flags, Floats
-from anyk.errors import BadInput, as_bad_input
+from anyk.base.arrays import Flags, Floats
+from anyk.base.errors import BadInput, as_bad_input
+from anyk.base.specs import parse
 from anyk.runs.folder.digests import with_plugins
 from anyk.runs.log.queries import TaskTime, task_times, waits_of_steps
 from anyk.runs.run import Run
-from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 
 _ROUNDING = 1e-9  # part of a run's seconds that may be left of sums
@@ -26,7 +26,7 @@ def task_seconds(run: Run, *, due: bool = True) -> tuple[Floats, Flags, float]:
     A task takes from its dispatch to its last message; for a task that was cut off a lower bound is known. There is a
     row for every time at which all workers were given a task and not all tasks were cut off, as when a run ends. The
     load is the mean share of the data that a task covers. ``due``: the time at which a task that was cut off would have
-    ended, which virtual clusters report, counts as measured. Raises :class:`~anyk.errors.BadInput` without rounds.
+    ended, which virtual clusters report, counts as measured. Raises :class:`~anyk.BadInput` without rounds.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -108,7 +108,7 @@ def save_trace(run: Run, path: str | Path) -> tuple[int, int, float]:
     """Write the delay trace (.npz) of a run; return the numbers of rounds and workers, and the share of lower bounds.
 
     The file has the arrays ``seconds``, ``censored`` and ``load`` that :func:`task_seconds` returns. Raises
-    :class:`~anyk.errors.BadInput` if the run has no rounds or the file cannot be written.
+    :class:`~anyk.BadInput` if the run has no rounds or the file cannot be written.
     """
     seconds, censored, load = task_seconds(run)
     target = Path(path)

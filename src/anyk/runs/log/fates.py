@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from anyk.arrays import Array
+from anyk.base.arrays import Array
 from anyk.runs.log import queries
 from anyk.runs.run import Run
 

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Self
 
-from anyk.checks import typed
-from anyk.errors import BadInput, as_bad_input
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput, as_bad_input
 from anyk.runs.folder.config import NAME, RunConfig, read_config
 from anyk.runs.log import queries
 from anyk.runs.log.copies import LogCopy, place_for_copies
@@ -60,7 +60,7 @@ class Following:
         """Return the run in its present state, the same object if nothing has changed; older objects are closed.
 
         Loss and metric of a run that has not ended belong to the newest version that has been evaluated. Raises
-        :class:`~anyk.errors.BadInput` if the run has not started, or cannot be read.
+        :class:`~anyk.BadInput` if the run has not started, or cannot be read.
         """
         path = self.folder / LOG
         with as_bad_input(f"the log '{path}' cannot be read", OSError, sqlite3.Error):

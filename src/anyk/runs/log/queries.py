@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Array
-from anyk.errors import BadInput
-from anyk.plain import ByName
+from anyk.base.arrays import Array
+from anyk.base.errors import BadInput
+from anyk.base.plain import ByName
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import TABLES as SCHEMA_TABLES
 from anyk.runs.log.schema import Totals
@@ -352,7 +352,7 @@ def log_columns(log: RunLog, table: str, slot: str | None = None) -> dict[str, A
     """Return a table of the log, one of :data:`TABLES`, as columns; with ``slot`` only the rows of this slot, by step.
 
     Missing numbers are NaN, missing text is None. A message with a weight for each block has their mean in the column.
-    Raises :class:`~anyk.errors.BadInput` if the table does not exist.
+    Raises :class:`~anyk.BadInput` if the table does not exist.
     """
     if table not in _QUERIES:
         raise BadInput(f"a run has no table '{table}'; it has {', '.join(_QUERIES)}")

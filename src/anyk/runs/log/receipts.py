@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
 from anyk.protocol import Cancel, Combine
 from anyk.runs.engine.dispatches import ARRIVED, CUT, OPEN, Batch, plain_weight
 from anyk.runs.log import queries

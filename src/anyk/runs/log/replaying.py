@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from anyk.base.errors import BadInput
+from anyk.base.named import names_in_folder
+from anyk.base.specs import parse
 from anyk.clusters import Order, Simulated
 from anyk.clusters.local import Local
-from anyk.errors import BadInput
-from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
@@ -26,7 +27,6 @@ from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import RESET, START
 from anyk.runs.run import Run
-from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 
 

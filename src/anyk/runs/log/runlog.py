@@ -21,8 +21,8 @@ from typing import Any, Self
 
 import msgspec
 
-from anyk.errors import BadInput, RunFailed, Surroundings, hindered
-from anyk.plain import ByName
+from anyk.base.errors import BadInput, RunFailed, Surroundings, hindered
+from anyk.base.plain import ByName
 from anyk.protocol import Chunk, Event, Reply
 from anyk.runs.log.copies import INSTEAD, copied
 from anyk.runs.log.schema import (
@@ -90,7 +90,7 @@ class RunLog:
 
     @classmethod
     def reading(cls, path: Path, *, checked: bool = True, prefix: bool = False) -> RunLog:
-        """Open a copy of a log to read it; if ``checked``, raise :class:`~anyk.errors.BadInput` for a damaged log.
+        """Open a copy of a log to read it; if ``checked``, raise :class:`~anyk.BadInput` for a damaged log.
 
         ``prefix``: the last rows may be missing, as after a loss of power. The copy includes the log's write-ahead
         file. So the folder need not be writable, is not changed, and may be written to meanwhile.
@@ -129,13 +129,13 @@ class RunLog:
     # ------------------------------------------------------------------------------------------- integrity
 
     def check(self, *, prefix: bool = False) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if the log is damaged; with ``prefix`` the last rows may be missing."""
+        """Raise :class:`~anyk.BadInput` if the log is damaged; with ``prefix`` the last rows may be missing."""
         lost = LOST if self.lost and not prefix else None
         if (defect := self.check_file() or lost or self.check_seals()) is not None:
             raise BadInput(f"the log '{self.path}' is damaged ({defect}); {INSTEAD}")
 
     def check_tables(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` unless the log has the tables of a run and nothing else."""
+        """Raise :class:`~anyk.BadInput` unless the log has the tables of a run and nothing else."""
         try:
             whole = self._has_tables()
         except sqlite3.Error as error:
@@ -297,7 +297,7 @@ class RunLog:
             self.flush()
 
     def flush(self, *, lasting: bool = False) -> None:
-        """Write gathered rows; raise :class:`~anyk.errors.RunFailed` if the disk refuses them.
+        """Write gathered rows; raise :class:`~anyk.RunFailed` if the disk refuses them.
 
         ``lasting``: the rows must survive a loss of power, as rows before a checkpoint.
         """

@@ -12,13 +12,15 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from anyk import html, installed
-from anyk.checks import AtLeastOne, typed
+from anyk.base import html, installed
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput, RunFailed
+from anyk.base.plain import ByName
+from anyk.base.specs import parse as split
+from anyk.base.specs import with_keys
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
-from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer, Schedule
-from anyk.plain import ByName
 from anyk.problems.base import Problem, Tell
 from anyk.runs.callbacks import Callbacks, check_callbacks
 from anyk.runs.defaults import usual_optimizer, with_usual_batch
@@ -33,8 +35,6 @@ from anyk.runs.races.race_folder import NAME, RaceConfig, is_race, name_folders,
 from anyk.runs.races.speedups import compare_seeds, grouped
 from anyk.runs.run import Run, result_cells, setup
 from anyk.runs.training import combine, resume, train
-from anyk.specs import parse as split
-from anyk.specs import with_keys
 from anyk.strategies import resolve_paths, with_fleet
 from anyk.strategies import strategy as build_strategy
 from anyk.strategies.construction import fleet_keys
@@ -60,7 +60,7 @@ class Race:
     def open(cls, path: str | Path) -> Race:
         """Read the folder of a race, or a folder that contains run folders, such as a probe's.
 
-        Raises :class:`~anyk.errors.BadInput` for any other folder, and if it is damaged or of a newer format.
+        Raises :class:`~anyk.BadInput` for any other folder, and if it is damaged or of a newer format.
         """
         folder = Path(path)
         if not is_race(folder):
@@ -170,8 +170,8 @@ def race(
     (:meth:`Race.title`) before it starts; ``optimizer``, ``lr``, ``evaluate``, ``callbacks`` (the same for all runs)
     and ``progress`` are as for :func:`train`.
 
-    Raises :class:`~anyk.errors.BadInput` for arguments that cannot work and, without ``out``,
-    :class:`~anyk.errors.RunFailed` when a run cannot continue.
+    Raises :class:`~anyk.BadInput` for arguments that cannot work and, without ``out``,
+    :class:`~anyk.RunFailed` when a run cannot continue.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")

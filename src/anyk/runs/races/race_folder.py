@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.runs.folder.config import Count, SharedConfig, read_sealed
 
 NAME = "race.toml"
@@ -68,7 +68,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def read_race(folder: Path) -> RaceConfig:
-    """Return the settings of a race; raise :class:`~anyk.errors.BadInput` if they are missing or damaged."""
+    """Return the settings of a race; raise :class:`~anyk.BadInput` if they are missing or damaged."""
     file = folder / NAME
     if not file.is_file():
         runs = run_folders(folder)

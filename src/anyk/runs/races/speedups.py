@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
+from anyk.base.specs import parse
 from anyk.runs.run import Run
-from anyk.specs import parse
 
 _EQUAL = 1e-9  # relative: losses of exact codes differ by rounding alone
 

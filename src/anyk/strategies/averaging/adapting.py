@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from anyk.checks import AtLeastOne, PositiveNumber, Share, check_range, typed
-from anyk.errors import BadInput
-from anyk.plain import values_of
+from anyk.base.checks import AtLeastOne, PositiveNumber, Share, check_range, typed
+from anyk.base.errors import BadInput
+from anyk.base.plain import values_of
 from anyk.protocol import (
     Command,
     EvaluateLoss,
@@ -88,7 +88,7 @@ class AdaptingSteps:
     probe: tuple[AtLeastOne, ...] = ()
 
     def check(self, rounds: RoundTerms, tau: int, *, outer: str | None) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if the rule cannot adapt local steps of these rounds."""
+        """Raise :class:`~anyk.BadInput` if the rule cannot adapt local steps of these rounds."""
         if self.probe and outer is not None:
             raise BadInput(
                 "probe of 'adacomm' starts again and again, which an outer optimiser's state would outlive; "

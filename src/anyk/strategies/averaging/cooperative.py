@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Floats
-from anyk.checks import AtLeastZero, typed
-from anyk.errors import BadInput
+from anyk.base.arrays import Floats
+from anyk.base.checks import AtLeastZero, typed
+from anyk.base.errors import BadInput
+from anyk.base.specs import bracketed
 from anyk.graphs import GraphSpec, Mixing, graph
 from anyk.protocol import Cancel, Commands, Layout, Mix
-from anyk.specs import bracketed
 from anyk.strategies.averaging.gossip import GossipState, Mixture, Neighbours
 from anyk.strategies.crew import spec_of
 

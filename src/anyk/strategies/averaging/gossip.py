@@ -10,9 +10,10 @@ from typing import Literal
 
 import numpy as np
 
-from anyk.arrays import Floats
-from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
-from anyk.errors import BadInput
+from anyk.base.arrays import Floats
+from anyk.base.checks import AtLeastOne, AtLeastZero, check_workers, typed
+from anyk.base.errors import BadInput
+from anyk.base.specs import bracketed
 from anyk.graphs import GraphSpec, Matcha, Mixing, graph, matcha, resolve_paths
 from anyk.protocol import (
     Chunk,
@@ -28,7 +29,6 @@ from anyk.protocol import (
     Reply,
     StrategyFacts,
 )
-from anyk.specs import bracketed
 from anyk.strategies.crew import Crew, CrewStrategy, spec_of
 
 Barrier = Literal["local", "global"]

@@ -7,13 +7,13 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from math import floor
 from typing import Any
 
-from anyk import keyed
-from anyk.checks import AtLeastOne, PositiveNumber, check_range, typed
+from anyk.base import keyed
+from anyk.base.checks import AtLeastOne, PositiveNumber, check_range, typed
+from anyk.base.errors import BadInput
+from anyk.base.plain import part
+from anyk.base.specs import bracketed, show
 from anyk.codes import Selection
-from anyk.errors import BadInput
-from anyk.plain import part
 from anyk.protocol import Chunk, Command, Dispatch, LossEvaluated, Mix
-from anyk.specs import bracketed, show
 from anyk.strategies.averaging.adapting import AdaptingSteps
 from anyk.strategies.rounds.balance import shares_of
 from anyk.strategies.rounds.elastic import ElasticState
@@ -79,7 +79,7 @@ class LocalSteps(RoundWork):
     adapt: AdaptingSteps | None = None
 
     def check(self, rounds: RoundTerms) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if these rounds cannot be rounds of these local steps."""
+        """Raise :class:`~anyk.BadInput` if these rounds cannot be rounds of these local steps."""
         if not rounds.code.own_messages:
             raise BadInput(
                 f"local steps under '{rounds.code.spec}' have been tested as rounds of uncoded; leave out work"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 
-from anyk import keyed
-from anyk.checks import AtLeastOne, AtLeastZero, typed
-from anyk.errors import BadInput
+from anyk.base import keyed
+from anyk.base.checks import AtLeastOne, AtLeastZero, typed
+from anyk.base.errors import BadInput
 from anyk.protocol import (
     Chunk,
     Command,

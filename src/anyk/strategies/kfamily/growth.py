@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import AtLeastOne, PositiveNumber, check_range, typed
-from anyk.errors import BadInput
-from anyk.plain import values_of
+from anyk.base.checks import AtLeastOne, PositiveNumber, check_range, typed
+from anyk.base.errors import BadInput
+from anyk.base.plain import values_of
+from anyk.base.specs import show
 from anyk.protocol import (
     Command,
     Commands,
@@ -25,7 +26,6 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
 )
-from anyk.specs import show
 from anyk.strategies.kfamily.observed import Durations
 from anyk.strategies.kfamily.state import FamilyTerms, KState
 
@@ -110,7 +110,7 @@ class Growth:
         return False
 
     def check(self, family: FamilyTerms) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if K of this family cannot grow by this rule."""
+        """Raise :class:`~anyk.BadInput` if K of this family cannot grow by this rule."""
 
     def show(self, family: FamilyTerms) -> str:
         """Return the spec of the family with this rule, whose first setting is always shown."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from anyk.checks import typed
+from anyk.base.checks import typed
 from anyk.protocol import (
     Alarm,
     Cancel,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 from anyk.protocol import CompressorFacts, DelayLaw, Pace, StrategyFacts
 from anyk.strategies.closed_forms import finishing_in_vain, mean_interval
 from anyk.strategies.kfamily.kfamily_settings import KFamilySettings

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 
-from anyk.checks import AtLeastOne, AtLeastZero, NonnegativeNumber, Positive, PositiveNumber, check_workers
-from anyk.errors import BadInput
-from anyk.plain import values_of
+from anyk.base.checks import AtLeastOne, AtLeastZero, NonnegativeNumber, Positive, PositiveNumber, check_workers
+from anyk.base.errors import BadInput
+from anyk.base.plain import values_of
+from anyk.base.specs import bracketed, show
 from anyk.protocol import CancelMode, Layout
-from anyk.specs import bracketed, show
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.crew import CrewStrategy, spec_of
 from anyk.strategies.kfamily.growth import Growth

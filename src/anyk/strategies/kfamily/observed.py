@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
 
 _TAIL = 50  # points that represent the tail beyond the longest time observed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from anyk.plain import part
+from anyk.base.plain import part
 from anyk.protocol import CancelMode
 from anyk.strategies.crew import Crew
 

@@ -7,11 +7,11 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from anyk import keyed
-from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
+from anyk.base import keyed
+from anyk.base.checks import AtLeastOne, AtLeastZero, check_workers, typed
+from anyk.base.errors import BadInput
+from anyk.base.plain import derived
 from anyk.codes.progress_codes import Ask
-from anyk.errors import BadInput
-from anyk.plain import derived
 from anyk.protocol import (
     Alarm,
     Chunk,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 from anyk.codes import Code, RepetitionCode
-from anyk.errors import BadInput
 from anyk.protocol import Fleet, Note
 from anyk.strategies.rounds.code_rules import CodeRule, since
 from anyk.strategies.rounds.state import RoundState
@@ -59,7 +59,7 @@ class Balance(CodeRule):
     moves_data = True
 
     def check(self, rounds: RoundTerms) -> None:
-        """Raise :class:`~anyk.errors.BadInput` for a code whose blocks must be of equal size."""
+        """Raise :class:`~anyk.BadInput` for a code whose blocks must be of equal size."""
         code = rounds.code
         if not isinstance(code, RepetitionCode) or type(code).cut is RepetitionCode.cut:
             raise BadInput(f"balance=auto cuts the data of uncoded and frc by speed; '{code.spec}' needs even blocks")

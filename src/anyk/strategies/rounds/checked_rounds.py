@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from anyk import keyed
-from anyk.checks import PositiveShare, typed
+from anyk.base import keyed
+from anyk.base.checks import PositiveShare, typed
+from anyk.base.errors import BadInput
 from anyk.codes import RepetitionCode
-from anyk.errors import BadInput
 from anyk.strategies.rounds.balance import Balance
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.rounds.terms import RoundTerms
@@ -26,7 +26,7 @@ class CheckedRounds:
     share: PositiveShare
 
     def check(self, rounds: RoundTerms) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if the messages of these rounds cannot be compared."""
+        """Raise :class:`~anyk.BadInput` if the messages of these rounds cannot be compared."""
         if rounds.rule != Decodable():
             raise BadInput("check is for rounds that end when the sum is exact; leave out wait")
         if isinstance(rounds.changes, Balance):

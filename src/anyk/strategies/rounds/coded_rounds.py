@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
 
-from anyk.checks import typed
+from anyk.base.checks import typed
 from anyk.protocol import (
     Alarm,
     Cancel,

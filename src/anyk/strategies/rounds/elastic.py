@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyk.checks import AtLeastOne, typed
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput
 from anyk.codes import Code
 from anyk.codes.base import Row
 from anyk.codes.bernoulli import BernoulliCode
 from anyk.codes.changing import GroupedRepetition, Lists, PartialBernoulli, check_elastic, first_groups, follow
-from anyk.errors import BadInput
 from anyk.protocol import Fleet, Note
 from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.code_rules import CodeRule, since
@@ -46,7 +46,7 @@ class Elastic(CodeRule):
     moves_data = True
 
     def check(self, rounds: RoundTerms) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if the code or the wait rule cannot be adapted to the fleet."""
+        """Raise :class:`~anyk.BadInput` if the code or the wait rule cannot be adapted to the fleet."""
         code, rule = rounds.code, rounds.rule
         check_elastic(code, self.fewest, self.partitions)
         if any(count > self.fewest for count in rule.counts()):

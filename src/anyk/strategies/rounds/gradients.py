@@ -7,13 +7,13 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from anyk.checks import AtLeastOne, typed
+from anyk.base.checks import AtLeastOne, typed
+from anyk.base.errors import BadInput
+from anyk.base.plain import part
+from anyk.base.specs import with_keys
 from anyk.codes import Code, Method, Selection
 from anyk.codes.decoders import METHODS, method
-from anyk.errors import BadInput
-from anyk.plain import part
 from anyk.protocol import Chunk, Combine, Command, Dispatch, Task, slot_names
-from anyk.specs import with_keys
 from anyk.strategies.rounds.checked_rounds import CheckedRounds
 from anyk.strategies.rounds.round_work import RoundWork
 from anyk.strategies.rounds.scaling import Scaling
@@ -64,7 +64,7 @@ class Gradients(RoundWork):
     order: Literal["random", "epoch"] = "random"
 
     def check(self, rounds: RoundTerms) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if these rounds cannot send gradients in this way."""
+        """Raise :class:`~anyk.BadInput` if these rounds cannot send gradients in this way."""
         self._check_decoder(rounds)
         if self.order == "epoch" and (not rounds.batch or rounds.together):
             raise BadInput(

@@ -7,11 +7,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from anyk.arrays import Floats
-from anyk.checks import typed
+from anyk.base.arrays import Floats
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput
+from anyk.base.plain import derived
+from anyk.base.specs import with_keys
 from anyk.codes.progress_codes import ProgressCode, ProgressWatch
-from anyk.errors import BadInput
-from anyk.plain import derived
 from anyk.protocol import (
     Alarm,
     CancelMode,
@@ -26,7 +27,6 @@ from anyk.protocol import (
     StrategyFacts,
     Task,
 )
-from anyk.specs import with_keys
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
 from anyk.strategies.wait import Decodable, Wait, Waiting, WaitLike, wait_rule
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 from anyk.codes import RepetitionCode
-from anyk.errors import BadInput
 from anyk.protocol import CompressorFacts, DelayLaw, Pace, Strategy, StrategyFacts
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.closed_forms import uncoded_pace
@@ -38,7 +38,7 @@ def facts_of(rounds: RoundSettings) -> StrategyFacts:
 
 
 def _check_compressor(rounds: RoundSettings, by: CompressorFacts) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if these messages must not be compressed by this compressor."""
+    """Raise :class:`~anyk.BadInput` if these messages must not be compressed by this compressor."""
     spec, code = rounds.spec, rounds.code
     if rounds.policy.projected or rounds.work.checks is not None:
         raise BadInput(f"'{spec}' finds wrong workers by comparing messages, and cannot compare compressed ones")

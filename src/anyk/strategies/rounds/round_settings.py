@@ -7,8 +7,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from anyk.arrays import Floats
-from anyk.checks import AtLeastZero
+from anyk.base.arrays import Floats
+from anyk.base.checks import AtLeastZero
 from anyk.codes import Code, Policy, RepetitionCode, Selection
 from anyk.protocol import CancelMode, Layout
 from anyk.strategies.averaging.local_steps import LocalSteps

@@ -37,7 +37,7 @@ class RoundWork(ABC):
 
     @abstractmethod
     def check(self, rounds: RoundTerms) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if these rounds cannot do this work."""
+        """Raise :class:`~anyk.BadInput` if these rounds cannot do this work."""
 
     @abstractmethod
     def show(self, rounds: RoundTerms) -> str:

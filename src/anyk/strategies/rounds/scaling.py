@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 from anyk.codes import Code, Selection
 from anyk.codes.decoders import EXACT
-from anyk.errors import BadInput
 from anyk.strategies.wait import Wait
 
 Scaling = Literal["none", "marginal", "conditional"]
@@ -36,7 +36,7 @@ def rescale(decoding: Selection, factor: float, mean: float | None = None) -> Se
 def scaling_of(scaling: Scaling, code: Code, rule: Wait) -> Callable[[Selection, Floats], Selection]:
     """Return the function that corrects a decoding, given the row sums of the current code.
 
-    Raises :class:`~anyk.errors.BadInput` for ``marginal`` scaling if the expected coefficients under the code and the
+    Raises :class:`~anyk.BadInput` for ``marginal`` scaling if the expected coefficients under the code and the
     wait rule are unknown.
     """
     if scaling == "conditional" and code.blocks == 1:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum, sqrt
 
-from anyk.checks import typed
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput
 from anyk.codes import RepetitionCode, Selection
-from anyk.errors import BadInput
 from anyk.protocol import Combine
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.rounds.terms import RoundTerms
@@ -46,7 +46,7 @@ class Snapshot:
             raise BadInput(f"snapshot must be at least 2 rounds (0: no snapshots), got {self.every}")
 
     def check(self, rounds: RoundTerms) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if these rounds cannot have snapshots."""
+        """Raise :class:`~anyk.BadInput` if these rounds cannot have snapshots."""
         if not isinstance(rounds.code, RepetitionCode):
             raise BadInput(
                 f"snapshot corrects the sums of groups of workers, and '{rounds.code.spec}' has no groups; take agc, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyk.plain import derived, part
+from anyk.base.plain import derived, part
 from anyk.strategies.crew import Crew
 
 

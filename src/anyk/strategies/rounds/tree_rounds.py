@@ -7,8 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from anyk.arrays import Floats
-from anyk.checks import typed
+from anyk.base.arrays import Floats
+from anyk.base.checks import typed
+from anyk.base.specs import with_keys
 from anyk.codes.tree_code import ROOT, TreeCode
 from anyk.protocol import (
     CancelMode,
@@ -24,7 +25,6 @@ from anyk.protocol import (
     StrategyFacts,
     Task,
 )
-from anyk.specs import with_keys
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
 
 

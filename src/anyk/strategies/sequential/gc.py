@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from anyk.checks import typed
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput
 from anyk.codes.base import Row
-from anyk.errors import BadInput
 from anyk.protocol import Layout
 from anyk.strategies.sequential.jobs import JobSum, Place
 from anyk.strategies.sequential.replay import End, Tolerance

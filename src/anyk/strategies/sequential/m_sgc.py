@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Indices
-from anyk.checks import typed
+from anyk.base.arrays import Indices
+from anyk.base.checks import typed
 from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
 from anyk.strategies.sequential.jobs import JobSum, Place

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk import keyed
-from anyk.checks import AtLeastOne, AtLeastZero, check_range, typed
-from anyk.errors import BadInput
-from anyk.specs import Registry, show
+from anyk.base import keyed
+from anyk.base.checks import AtLeastOne, AtLeastZero, check_range, typed
+from anyk.base.errors import BadInput
+from anyk.base.specs import Registry, show
 
 Pattern = NDArray[np.bool_]
 Chance = Annotated[float, msgspec.Meta(gt=0, le=1)]

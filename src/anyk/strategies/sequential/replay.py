@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from anyk.arrays import Floats
+from anyk.base.arrays import Floats
 
 LEAST = 1e-6  # smallest load-adjusted delay in seconds
 End = Literal["cutoff", "decodable"]

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from anyk.arrays import Floats
-from anyk.errors import BadInput
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 from anyk.protocol import Pace, StrategyFacts
 from anyk.strategies.sequential.replay import KnownRounds
 from anyk.strategies.sequential.sequential_settings import SequentialSettings, SequentialState

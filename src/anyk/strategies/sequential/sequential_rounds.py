@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import nextafter
 from typing import Any
 
-from anyk.checks import check_range
+from anyk.base.checks import check_range
 from anyk.protocol import (
     Alarm,
     Cancel,

@@ -8,11 +8,11 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from anyk.checks import AtLeastZero, NonnegativeNumber
+from anyk.base.checks import AtLeastZero, NonnegativeNumber
+from anyk.base.errors import BadInput
+from anyk.base.specs import show
 from anyk.codes import Code, RepetitionCode, code
-from anyk.errors import BadInput
 from anyk.protocol import Strategy, slot_names
-from anyk.specs import show
 from anyk.strategies.crew import Crew, CrewStrategy
 from anyk.strategies.sequential.replay import Decided, End, KnownRounds, Tolerance, as_bits, replay
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anyk.checks import typed
-from anyk.errors import BadInput
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput
 from anyk.strategies.sequential.gc import OneCode, OneCodeState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, as_bits, choose_repeaters, selective, workers_in
 from anyk.strategies.sequential.sequential_rounds import ForBursts

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from anyk.base.specs import Registry
 from anyk.runs import Run
-from anyk.specs import Registry
 from anyk.views.exports.log_tables import save_tables
 from anyk.views.exports.perfetto import save_perfetto
 
@@ -26,7 +26,7 @@ class Exporter(ABC):
     def save(self, run: Run, path: Path) -> str:
         """Write a run to a file or folder, and return a line for the user about it.
 
-        Raises :class:`~anyk.errors.BadInput` if the run cannot be exported or nothing can be written there.
+        Raises :class:`~anyk.BadInput` if the run cannot be exported or nothing can be written there.
         """
 
 

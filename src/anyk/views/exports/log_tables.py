@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-from anyk.errors import as_bad_input, needing
+from anyk.base.errors import as_bad_input, needing
 from anyk.runs import Run
 from anyk.runs.api import LOG_TABLES
 
@@ -14,7 +14,7 @@ from anyk.runs.api import LOG_TABLES
 def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = "parquet") -> dict[str, int]:
     """Write a run's tables (:meth:`anyk.Run.to_frame`) into a folder, made if missing; return their numbers of rows.
 
-    Raises :class:`~anyk.errors.BadInput` if the folder cannot be written, and :class:`~anyk.errors.MissingPackage`
+    Raises :class:`~anyk.BadInput` if the folder cannot be written, and :class:`~anyk.base.errors.MissingPackage`
     for Parquet without PyArrow (``anyk[data]``).
 
     >>> import anyk, tempfile

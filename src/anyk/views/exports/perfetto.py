@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import BadInput, as_bad_input
-from anyk.plain import ByName
+from anyk.base.errors import BadInput, as_bad_input
+from anyk.base.plain import ByName
 from anyk.runs import Run, Tasks, tasks_of
 from anyk.runs.api import CUT, FATES, LATE, PHASES, log_columns
 
@@ -27,7 +27,7 @@ def save_perfetto(run: Run, path: str | Path) -> int:
 
     A track for each worker has a slice for each task, named by its ending, with waiting, computing and sending inside;
     a track for each model has its steps; counters show loss, metric, residual and staleness. A path that ends in
-    ``.gz`` is compressed. Raises :class:`~anyk.errors.BadInput` for other endings than ``.json`` and ``.json.gz``, and
+    ``.gz`` is compressed. Raises :class:`~anyk.BadInput` for other endings than ``.json`` and ``.json.gz``, and
     if the file cannot be written.
 
     >>> import anyk, tempfile

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from anyk.checks import typed
-from anyk.errors import BadInput, as_bad_input, needing
-from anyk.plain import values_of
+from anyk.base.checks import typed
+from anyk.base.errors import BadInput, as_bad_input, needing
+from anyk.base.plain import values_of
 from anyk.runs.api import Callback, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -24,8 +24,8 @@ class Metrics(Callback, AbstractContextManager["Metrics"]):
     to listen at, by default of this machine only. In a race the numbers describe the current run. The server runs in a
     thread until :meth:`close`, as by ``with``; the run itself only counts.
 
-    Raises :class:`~anyk.errors.BadInput` if the port is in use or not allowed, and
-    :class:`~anyk.errors.MissingPackage` without prometheus_client (``anyk[metrics]``).
+    Raises :class:`~anyk.BadInput` if the port is in use or not allowed, and
+    :class:`~anyk.base.errors.MissingPackage` without prometheus_client (``anyk[metrics]``).
 
     >>> import anyk, urllib.request
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -137,7 +137,7 @@ class Metrics(Callback, AbstractContextManager["Metrics"]):
 
 
 def address(text: str) -> tuple[int, str]:
-    """Return port and host of ``PORT`` or ``HOST:PORT``; raise :class:`~anyk.errors.BadInput` for anything else.
+    """Return port and host of ``PORT`` or ``HOST:PORT``; raise :class:`~anyk.BadInput` for anything else.
 
     >>> address("9100"), address("0.0.0.0:9100")
     ((9100, '127.0.0.1'), (9100, '0.0.0.0'))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from anyk.errors import BadInput, MissingPackage, as_bad_input, printable
+from anyk.base.errors import BadInput, MissingPackage, as_bad_input, printable
 from anyk.fleet import percent
 from anyk.runs import Race, Run
 from anyk.views.prose import duration
@@ -28,8 +28,8 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path | None = None
     and the use of time; and shows the receipt of any step. Several runs are compared by :func:`anyk.runs.compare`. With
     several seeds, only the first seed's run is described on its own.
 
-    Raises :class:`~anyk.errors.BadInput` if there is no run, if several or one in memory have no path, or if the file
-    cannot be written, and :class:`~anyk.errors.MissingPackage` without Bokeh and Jinja2 (``anyk[report]``).
+    Raises :class:`~anyk.BadInput` if there is no run, if several or one in memory have no path, or if the file
+    cannot be written, and :class:`~anyk.base.errors.MissingPackage` without Bokeh and Jinja2 (``anyk[report]``).
 
     >>> import anyk, tempfile
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -61,7 +61,7 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path | None = None
 
 
 def check_packages() -> None:
-    """Raise :class:`~anyk.errors.MissingPackage` if a package that pages need is not installed."""
+    """Raise :class:`~anyk.base.errors.MissingPackage` if a package that pages need is not installed."""
     try:
         import bokeh.document  # noqa: F401
         import jinja2  # noqa: F401

@@ -10,7 +10,7 @@ import bokeh
 import numpy as np
 
 import anyk
-from anyk.plain import ByName
+from anyk.base.plain import ByName
 from anyk.runs import Run, Tasks, absences, grouped, tasks_of
 from anyk.runs.api import FATES, LOST, finite_values, log_columns
 from anyk.views.columns import Columns

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anyk.base.specs import Registry
 from anyk.codes import EXACT
 from anyk.fleet import percent
 from anyk.runs import Run, Tasks
 from anyk.runs.api import FATES
-from anyk.specs import Registry
 from anyk.views.columns import Columns
 from anyk.views.page.account import heat, shares
 from anyk.views.result_tables import mean_staleness, number

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.arrays import Flags, Floats
+from anyk.base.arrays import Flags, Floats
+from anyk.base.errors import BadInput
 from anyk.codes import EXACT
-from anyk.errors import BadInput
 from anyk.fleet import Record, explain, percent
 from anyk.runs import OverSeeds, Run, SeedsComparison, Tasks, absences, compare_seeds
 from anyk.runs.api import CUT, LATE, LOST, SPARE, Recipe, RunConfig, log_columns

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Array
-from anyk.errors import BadInput, RunFailed
-from anyk.plain import ByName
-from anyk.problems.base import is_sparse, some_rows, stacked
+from anyk.base.arrays import Array
+from anyk.base.errors import BadInput, RunFailed
+from anyk.base.plain import ByName
+from anyk.problems.base import some_rows, stacked
 from anyk.problems.data.sample_batches import Arrays, Batch, Form, Rows, SampledOnce
 from anyk.problems.data.shards.sources import Shards, format_of
 from anyk.problems.data.shards.survey import Survey, arrays_of, survey
-from anyk.tables import Table, shown
+from anyk.tables import Table, is_sparse, shown
 
 BlockArrays = tuple[Any, ...]  # with equal first axis
 

@@ -16,14 +16,13 @@ from typing import IO, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from anyk.arrays import Array
-from anyk.checks import PositiveNumber, value_class
-from anyk.errors import BadInput, as_bad_input, describe_error, needing
-from anyk.named import admit_address
-from anyk.plain import ByName
-from anyk.problems.base import is_sparse
+from anyk.base.arrays import Array
+from anyk.base.checks import PositiveNumber, value_class
+from anyk.base.errors import BadInput, as_bad_input, describe_error, needing
+from anyk.base.named import admit_address
+from anyk.base.plain import ByName
+from anyk.base.regular_files import open_plain
 from anyk.problems.data.user_files import target_column
-from anyk.regular_files import open_plain
 from anyk.tables import (
     CODES,
     Limit,
@@ -34,6 +33,7 @@ from anyk.tables import (
     first_cells,
     first_row,
     has_header,
+    is_sparse,
     listed,
     read_parquet,
     reading,
@@ -51,7 +51,7 @@ class File(NamedTuple):
     mark: str
 
     def check_unchanged(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` unless size and mark are still the same."""
+        """Raise :class:`~anyk.BadInput` unless size and mark are still the same."""
         now = _remote_file(self.address) if "://" in self.address else _local_file(self.address)
         if now[1:] != self[1:]:
             how = "written again" if now.size == self.size else f"{now.size:,} bytes where there were {self.size:,}"
@@ -77,7 +77,7 @@ class Shards:
     - ``rows``: the expected number of rows of each file, or of all together; the pass fails for any other number.
     - ``cache_mb``: the size of each worker's cache of blocks, in megabytes.
 
-    Raises :class:`~anyk.errors.BadInput` if a file does not exist or files are of several kinds.
+    Raises :class:`~anyk.BadInput` if a file does not exist or files are of several kinds.
 
     >>> import anyk, tempfile, numpy as np
     >>> folder = tempfile.mkdtemp()

@@ -10,15 +10,22 @@ from typing import Any, Literal, NamedTuple, Self
 import msgspec
 import numpy as np
 
-from anyk.arrays import Array, Floats
-from anyk.errors import BadInput
-from anyk.problems.base import is_sparse
-from anyk.problems.data.cells import check_categories
-from anyk.problems.data.encoding import check_complete, check_finite, check_sizes
+from anyk.base.arrays import Array, Floats
+from anyk.base.errors import BadInput
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.shards.sources import HEAD, Shards, format_of
 from anyk.problems.data.user_files import target_column
-from anyk.tables import Table, listed, missing_values, shown
+from anyk.tables import (
+    Table,
+    check_categories,
+    check_complete,
+    check_finite,
+    check_sizes,
+    is_sparse,
+    listed,
+    missing_values,
+    shown,
+)
 
 Wanted = Literal["rows", "arrays", "columns"]
 _LABELS = 10_000  # targets with more different values are not classes

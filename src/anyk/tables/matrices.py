@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.arrays import Array
-from anyk.errors import BadInput
-from anyk.tables import Limit, check_input_file, limit, listed, read_csv, reading, shown
+from anyk.base.arrays import Array
+from anyk.base.errors import BadInput
+from anyk.tables.input_files import Limit, check_input_file, limit, reading, shown
+from anyk.tables.table import listed
+from anyk.tables.text_tables import read_csv
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -23,11 +25,16 @@ Matrix: TypeAlias = "NDArray[np.float64] | csr_array[Any]"
 _SPARSE = {"csr": ("data", "indices", "indptr"), "csc": ("data", "indices", "indptr"), "coo": ("data", "row", "col")}
 
 
+def is_sparse(array: object) -> bool:
+    """Return whether an array is a compressed sparse one of SciPy."""
+    return hasattr(array, "indptr")
+
+
 def read_matrix(file: str | Path) -> Matrix:
     """Return the matrix of numbers in a file as float64: ``.csv`` without a header, ``.npy`` or ``.npz``.
 
     An ``.npz`` file contains one dense array of any name, or a sparse matrix in the format csr, csc or coo. Raises
-    :class:`~anyk.errors.BadInput` for a file with any other content, and for a sparse matrix with two values for the
+    :class:`~anyk.BadInput` for a file with any other content, and for a sparse matrix with two values for the
     same entry. Nothing is ever unpickled.
     """
     path = Path(file).expanduser()
@@ -85,7 +92,7 @@ def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[st
     """Return the arrays of an npz file whose names are ``wanted``, and the names of all its arrays.
 
     The size in an array's header is compared with the file before any memory is allocated. Raises
-    :class:`~anyk.errors.BadInput` for a file of another format, a damaged one, or one with Python objects, which only
+    :class:`~anyk.BadInput` for a file of another format, a damaged one, or one with Python objects, which only
     unpickling could read.
     """
     arrays: dict[str, Array] = {}

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
 Kind = TypeVar("Kind")
@@ -50,10 +50,10 @@ def check(value: object, annotation: object, name: str) -> Any:
     (4, (1, 2))
     >>> check("4", int | None, "workers")
     Traceback (most recent call last):
-    anyk.errors.BadInput: workers must be a whole number or None, got '4'
+    anyk.base.errors.BadInput: workers must be a whole number or None, got '4'
     >>> check(0, AtLeastOne, "load")
     Traceback (most recent call last):
-    anyk.errors.BadInput: load must be a whole number of at least 1, got 0
+    anyk.base.errors.BadInput: load must be a whole number of at least 1, got 0
     """
     kinds = _kinds(annotation)
     if any(map(_opaque, kinds)):
@@ -77,7 +77,7 @@ def check(value: object, annotation: object, name: str) -> Any:
 
 
 def whole(name: str, value: Any) -> int:
-    """Return ``value`` as an integer; raise :class:`~anyk.errors.BadInput` for anything else."""
+    """Return ``value`` as an integer; raise :class:`~anyk.BadInput` for anything else."""
     try:
         return operator.index(value)
     except TypeError:
@@ -85,13 +85,13 @@ def whole(name: str, value: Any) -> int:
 
 
 def check_range(name: str, value: float, low: float, high: float, of: str = "") -> None:
-    """Raise :class:`~anyk.errors.BadInput` unless ``value`` lies between ``low`` and ``high``.
+    """Raise :class:`~anyk.BadInput` unless ``value`` lies between ``low`` and ``high``.
 
     ``of``: what the largest value is, for the message.
 
     >>> check_range("replies", 5, 1, 4, " workers")
     Traceback (most recent call last):
-    anyk.errors.BadInput: replies must be 1 to 4 workers, got 5
+    anyk.base.errors.BadInput: replies must be 1 to 4 workers, got 5
     """
     if not low <= value <= high:
         raise BadInput(f"{name} must be {low:,} to {high:,}{of}, got {value}")
@@ -112,7 +112,7 @@ def typed(thing: Thing) -> Thing:
     ...     return 2 * number
     >>> double(number=True)
     Traceback (most recent call last):
-    anyk.errors.BadInput: number must be a whole number, got True
+    anyk.base.errors.BadInput: number must be a whole number, got True
     """
     function = thing.__init__ if inspect.isclass(thing) else thing
     signature = inspect.signature(function)

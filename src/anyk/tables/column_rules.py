@@ -17,9 +17,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from anyk.arrays import Array, Floats
-from anyk.errors import BadInput
-from anyk.tables import is_code, is_missing, is_number, shown
+from anyk.base.arrays import Array, Floats
+from anyk.base.errors import BadInput
+from anyk.tables.cells import is_code, is_missing, is_number
+from anyk.tables.input_files import shown
 
 Kind: TypeAlias = Literal["number", "date", "text"]
 

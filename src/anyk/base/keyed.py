@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from anyk.arrays import Array, Floats
+from anyk.base.arrays import Array, Floats
 
 PART = 1 << 17  # numbers of an array that are digested, and stepped, together: they fit into a core's cache
 _LONG = 1 << 13  # bytes up to which everything is hashed

@@ -21,8 +21,8 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from anyk import installed
-from anyk.errors import BadInput, UnknownName, suggest
+from anyk.base import installed
+from anyk.base.errors import BadInput, UnknownName, suggest
 
 T = TypeVar("T")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -115,7 +115,7 @@ def with_files(spec: str, change: Callable[[str], str], *registries: Registry[An
     This makes the stored specs of a run valid in any folder (:func:`absolute`), and finds the files that they name.
 
     ``registries``: the registries that may contain the spec's name; a spec of another name is returned unchanged.
-    Raises :class:`~anyk.errors.BadInput` for file names that a spec cannot contain.
+    Raises :class:`~anyk.BadInput` for file names that a spec cannot contain.
     """
     name, values = parse(spec)
     known = [registry for registry in registries if name in registry.entries]  # before any plug-in is loaded
@@ -300,7 +300,7 @@ class Registry(Generic[T]):
     """Names of one kind (``kind`` in the singular) with the functions that build them from specs.
 
     ``entries``: those registered so far. Looking up a name that is not among them, and going through all names, first
-    loads the plug-ins of installed distributions (:mod:`anyk.installed`).
+    loads the plug-ins of installed distributions (:mod:`anyk.base.installed`).
     """
 
     kind: str
@@ -333,7 +333,7 @@ class Registry(Generic[T]):
         return name in self.entries
 
     def entry(self, name: str, *, also: tuple[str, ...] = ()) -> Entry[T]:
-        """Return the entry of a name; raise :class:`~anyk.errors.UnknownName` with the nearest registered one."""
+        """Return the entry of a name; raise :class:`~anyk.base.errors.UnknownName` with the nearest registered one."""
         if name in self:
             return self.entries[name]
         names = [*self.entries, *also]

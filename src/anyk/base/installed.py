@@ -21,7 +21,7 @@ from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.errors import BadInput, describe_error, outside
+from anyk.base.errors import BadInput, describe_error, outside
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -147,7 +147,7 @@ def _load(point: EntryPoint, plugin: _PlugIn) -> None:
 def registering(kind: str, name: str, entries: MutableMapping[str, Any]) -> str:
     """Note that a name is registered; return the distribution whose plug-in does it, empty for any other code.
 
-    Raises :class:`~anyk.errors.BadInput` if a plug-in would replace something: what a name means must not depend on
+    Raises :class:`~anyk.BadInput` if a plug-in would replace something: what a name means must not depend on
     which distributions are installed.
     """
     plugin = _LOADING.get()
@@ -183,7 +183,7 @@ def used_by(specs: Iterable[str]) -> dict[str, str]:
 
 
 def check_used(recorded: dict[str, str], specs: Iterable[str], of: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` unless specs use the distributions that were recorded, unchanged."""
+    """Raise :class:`~anyk.BadInput` unless specs use the distributions that were recorded, unchanged."""
     load()
     now, plugins = used_by(specs), _loaded or {}
     for label, digest in recorded.items():

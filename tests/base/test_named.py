@@ -48,7 +48,7 @@ def place(tmp_path, monkeypatch):
 def edit(folder, **changes):
     """As a stranger would who knows how the file is made."""
     config = read_config(folder).plain()
-    sha256 = {name: anyk.named.sha256_of(str(name)) for name in changes.pop("recorded", ())}
+    sha256 = {name: anyk.base.named.sha256_of(str(name)) for name in changes.pop("recorded", ())}
     write_plain(folder / NAME, config | changes | {"digests": {"code": {k: v for k, v in sha256.items() if v}}})
 
 
@@ -155,7 +155,7 @@ def test_a_trusted_function_is_run_if_it_is_unchanged(tmp_path, monkeypatch):
 
     def fresh():
         sys.modules.pop("anyk_file_mine", None)
-        anyk.named._LOADED.clear()
+        anyk.base.named._LOADED.clear()
         (tmp_path / "sentinel").unlink(missing_ok=True)
 
     for more in (["--trust"], ["--problem", "mine.py:make"]):
@@ -260,7 +260,7 @@ def forgetful(monkeypatch):
         for name in set(sys.modules) - before:
             if name.startswith("anyk_") or name.partition(".")[0] in ("helpers", "late", "numbers_of_mine"):
                 del sys.modules[name]
-        anyk.named._LOADED.clear()
+        anyk.base.named._LOADED.clear()
         anyk.strategies.registry.entries = dict(entries)
 
     yield forget
@@ -321,7 +321,7 @@ def test_a_plug_in_is_recorded_and_must_be_what_it_was(tmp_path, monkeypatch, fo
     assert result.exit_code == 0, result.output
     result = run("race", "--plugin", "plug.py", "--strategy", "mine", *data, *BASE, "--steps", "3", "--out", "race")
     assert result.exit_code == 0, result.output
-    assert not anyk.named.plugins()
+    assert not anyk.base.named.plugins()
     for folder in ("run/run.toml", "race/race.toml"):
         code = tomllib.loads((tmp_path / folder).read_text())["digests"]["code"]
         assert set(code) == {str(tmp_path / "plug.py"), str(tmp_path / "numbers_of_mine.py")}

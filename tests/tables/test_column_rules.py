@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
+from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.errors import BadInput
 from anyk.problems import from_data
 from anyk.problems.data import Column, load
-from anyk.problems.data.cells import looks_like_a_date, marked_number
+from anyk.tables import looks_like_a_date, marked_number
 
 ROWS = 60
 

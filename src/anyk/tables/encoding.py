@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from anyk.arrays import Array, Flags, Indices
-from anyk.errors import BadInput
-from anyk.matrices import Matrix
-from anyk.problems.base import Tell, is_sparse
-from anyk.problems.data.cells import read_dates, read_numbers, without_missing
-from anyk.tables import column_hint, is_number, listed, missing_values, shown, unusable_values
+from anyk.base.arrays import Array, Flags, Indices
+from anyk.base.errors import BadInput
+from anyk.tables.cells import is_number, missing_values, unusable_values
+from anyk.tables.column_rules import read_dates, read_numbers, without_missing
+from anyk.tables.input_files import shown
+from anyk.tables.matrices import Matrix, is_sparse
+from anyk.tables.table import column_hint, listed
 
 Fill: TypeAlias = Literal["mean", "median"]
 LARGEST = 1e120  # larger numbers could not be squared and added up
@@ -109,7 +110,7 @@ class Encoding:
         """Return the places of the encoding's columns in a table with columns of these ``names``.
 
         Columns are matched by name, or by order if the encoding's have no names and are equally many. Raises
-        :class:`~anyk.errors.BadInput` for a missing column.
+        :class:`~anyk.BadInput` for a missing column.
         """
         if not self.named and len(names) == len(self.columns):
             return list(range(len(names)))
@@ -149,11 +150,11 @@ class Encoding:
             if column.categories or column.date or column.unit is not None
         }
 
-    def encode(self, values: Sequence[Array], where: str, tell: Tell | None = None) -> Matrix:
+    def encode(self, values: Sequence[Array], where: str, tell: Callable[[str], None] | None = None) -> Matrix:
         """Return ``X``, dense if all columns are numbers, else sparse, with missing values filled.
 
         An unknown category is 0 in all columns of its categories, which is reported to ``tell``. Raises
-        :class:`~anyk.errors.BadInput` for missing values without a fill, infinite values, text in a column of numbers
+        :class:`~anyk.BadInput` for missing values without a fill, infinite values, text in a column of numbers
         and numbers in a column of text.
         """
         ready = [
@@ -204,8 +205,8 @@ def check_sizes(X: Any, where: str, names: Sequence[str] = ()) -> None:
 
     >>> check_sizes(np.array([[1.0, 1e300]]), "X")  # doctest: +NORMALIZE_WHITESPACE
     Traceback (most recent call last):
-    anyk.errors.BadInput: column 1 of X holds numbers such as 1e+300, and those above 1e+120 cannot be squared and added
-    up; mark missing values as missing, or divide the column
+    anyk.base.errors.BadInput: column 1 of X holds numbers such as 1e+300, and those above 1e+120 cannot be squared and
+    added up; mark missing values as missing, or divide the column
     """
     values = X.data if is_sparse(X) else X
     high, low = (float(reduce(values, axis=None, initial=0)) for reduce in (np.fmax.reduce, np.fmin.reduce))

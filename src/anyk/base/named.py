@@ -20,9 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from anyk.errors import BadInput, explaining, suggest
-from anyk.installed import searching
-from anyk.regular_files import read_plain
+from anyk.base.errors import BadInput, explaining, suggest
+from anyk.base.installed import searching
+from anyk.base.regular_files import read_plain
 
 _LOADED: dict[str, str] = {}  # SHA-256 of the files that have been run, by path
 _PLUGGED: list[Path] = []  # plug-ins in use
@@ -51,7 +51,7 @@ def names_in_folder(path: Path, code: Mapping[str, str], *, trust: bool) -> Iter
 
 
 def admit(source: str, name: str, what: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if a run folder names code of ``source`` that must not run.
+    """Raise :class:`~anyk.BadInput` if a run folder names code of ``source`` that must not run.
 
     ``source`` is a file or a module, ``name`` the complete name, and ``what`` its purpose. With trust, the file must be
     an absolute path outside of the folder, a module must not lie in the current folder, and its SHA-256 must be the
@@ -87,7 +87,7 @@ def admit(source: str, name: str, what: str) -> None:
 
 
 def admit_place(name: str, what: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder names a place to write or send to."""
+    """Raise :class:`~anyk.BadInput` if an untrusted run folder names a place to write or send to."""
     _refuse_untrusted(
         f"the {what} '{name}', which writes to a place that somebody else may have chosen; if it is yours, name it "
         f"again with --{what}, or trust the folder with --trust"
@@ -95,7 +95,7 @@ def admit_place(name: str, what: str) -> None:
 
 
 def admit_address(address: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder names data that would be fetched."""
+    """Raise :class:`~anyk.BadInput` if an untrusted run folder names data that would be fetched."""
     _refuse_untrusted(
         f"data that would be fetched, '{address}'; if the run is yours, trust its folder with --trust (in Python: "
         "problem=… or trust=True)"
@@ -103,7 +103,7 @@ def admit_address(address: str) -> None:
 
 
 def _refuse_untrusted(what: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder is being read, which names ``what``."""
+    """Raise :class:`~anyk.BadInput` if an untrusted run folder is being read, which names ``what``."""
     folder = _FOLDER.get()
     if folder is not None and not folder.trust:
         raise BadInput(f"the run '{folder.path}' names {what}")
@@ -186,14 +186,14 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
 
     A file is run as a module, once, with its folder on the path; a module may also lie in the current folder. Objects
     that a file defines are pickled by value by cloudpickle, as other processes do not have the file. Raises
-    :class:`~anyk.errors.BadInput` if there is no such file, module or function, if running it fails, and if an
+    :class:`~anyk.BadInput` if there is no such file, module or function, if running it fails, and if an
     untrusted run folder names it (:func:`names_in_folder`).
 
     >>> function_named("statistics:median", "average")[0]([3, 1, 2])
     2
     >>> function_named("nowhere.py:make", "problem")
     Traceback (most recent call last):
-    anyk.errors.BadInput: no file 'nowhere.py' for the problem 'nowhere.py:make'
+    anyk.base.errors.BadInput: no file 'nowhere.py' for the problem 'nowhere.py:make'
     """
     source, _, function = name.rpartition(":")
     attributes = function.split(".")

@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 import anyk
-from anyk import clusters, codes, compression, delays, html, optimizers, problems, strategies
-from anyk.checks import AtLeastOne, Share, check
+from anyk import clusters, codes, compression, delays, optimizers, problems, strategies
+from anyk.base import html
+from anyk.base.checks import AtLeastOne, Share, check
+from anyk.base.errors import BadInput, RunFailed, describe_error
 from anyk.clusters.messages import describe
-from anyk.errors import BadInput, RunFailed, describe_error
 
 RANGES = {"AtLeastOne": 1, "AtLeastZero": 1, "Positive": 0.5, "Nonnegative": 0.5, "Share": 0.5, "Cost": 0.5,
           "Seconds": 1, "SecondsOrZero": 0.5}  # fmt: skip

@@ -12,9 +12,9 @@ import pytest
 
 import anyk
 from anyk import clusters, codes, compression, delays, graphs, optimizers, strategies
-from anyk.errors import BadInput
+from anyk.base.errors import BadInput
+from anyk.base.specs import Entry, Registry, _show
 from anyk.optimizers import schedules
-from anyk.specs import Entry, Registry, _show
 from anyk.strategies.sequential import patterns
 
 N = 12

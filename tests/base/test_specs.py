@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyk import codes, delays, optimizers, strategies
-from anyk.errors import BadInput
-from anyk.specs import Registry, parse, read, show
+from anyk.base.errors import BadInput
+from anyk.base.specs import Registry, parse, read, show
 
 pytestmark = pytest.mark.in_process
 

@@ -16,9 +16,9 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 import anyk
-from anyk import installed
+from anyk.base import installed
+from anyk.base.errors import BadInput, UnknownName
 from anyk.cli import main
-from anyk.errors import BadInput, UnknownName
 from anyk.runs.folder.config import read_config
 
 RULE = """
@@ -424,7 +424,7 @@ import click
 def hello(name):
     \"\"\"Greet.\"\"\"
     if name == "bad":
-        from anyk.errors import BadInput
+        from anyk.base.errors import BadInput
         raise BadInput("that is no name")
     click.echo(f"hello {name}")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from anyk import keyed
+from anyk.base import keyed
 
 pytestmark = pytest.mark.in_process
 
