@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -187,27 +188,31 @@ def read_numbers(cells: Array, where: str, unit: str | None = None) -> tuple[Flo
         if cell is None:
             continue
         if cell not in known:
-            found = (float(cell), "") if is_number(cell) else marked_number(cell)
-            if found is None and "," in cell and _SEPARATED.fullmatch(cell):
-                raise BadInput(
-                    f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} has a decimal comma; write "
-                    "numbers with a decimal point"
-                )
-            if found is None:
-                raise BadInput(
-                    f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} is none; give "
-                    f"missing={shown(cell)} if it stands for a missing value"
-                )
+            known[cell], unit_here = _number_and_unit(cell, where, row)
             if unit is None:
-                unit = found[1]
-            if found[1] != unit:
+                unit = unit_here
+            if unit_here != unit:
                 others = f"'{unit}'" if unit else "no unit"
                 raise BadInput(
                     f"{where} has numbers with {others}, but '{shown(cell)}' in row {row + 1}; convert them to one unit"
                 )
-            known[cell] = found[0]
         values[row] = known[cell]
     return values, unit or ""
+
+
+def _number_and_unit(cell: str, where: str, row: int) -> tuple[float, str]:
+    number = (float(cell), "") if is_number(cell) else marked_number(cell)
+    if number is not None:
+        return number
+    if "," in cell and _SEPARATED.fullmatch(cell):
+        raise BadInput(
+            f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} has a decimal comma; write "
+            "numbers with a decimal point"
+        )
+    raise BadInput(
+        f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} is none; give "
+        f"missing={shown(cell)} if it stands for a missing value"
+    )
 
 
 def check_categories(
@@ -224,55 +229,109 @@ def check_categories(
     of all, are different. ``name``: the column's for a remedy, None if no setting reads it in another way; ``row_of``:
     a function that returns the number of a word's first row; ``target``: whether it is the column to predict.
     """
-    dates = [word for word in words if looks_like_a_date(word)]
-    if 2 * len(dates) > len(words):
-        other = next((word for word in words if word not in set(dates)), None)
-        also = "" if other is None else f" and other text, such as '{shown(other)}'{_in_row(other, row_of)}"
+    column = _TextColumn(words, where, name, row_of, target)
+    column.refuse_dates()
+    column.refuse_separators()
+    column.refuse_units()
+    column.refuse_mixture()
+    column.refuse_variety()
+
+
+@dataclass(frozen=True)
+class _TextColumn:
+    """A column whose values may be categories: its words with their counts, and what sentences say of it.
+
+    The arguments are those of :func:`check_categories`.
+    """
+
+    words: Mapping[str, int]
+    where: str
+    name: str | None
+    row_of: Callable[[str], int] | None
+    target: bool
+
+    @cached_property
+    def numbers(self) -> set[str]:
+        return {word for word in self.words if is_number(word) and not is_code(word)}
+
+    @cached_property
+    def marked(self) -> dict[str, tuple[float, str]]:
+        """The numbers and units of words that are numbers with a sign or unit, or codes."""
+        numbers = {word: marked_number(word) for word in self.words if word not in self.numbers}
+        return {word: number for word, number in numbers.items() if number is not None}
+
+    def remedy(self, setting: str = "") -> str:
+        return _remedy(self.name, setting, target=self.target)
+
+    def example(self, word: str) -> str:
+        """Return a word in quotes, with its row if that can be told."""
+        return f"'{shown(word)}'" + ("" if self.row_of is None else f" in row {self.row_of(word)}")
+
+    def refuse_dates(self) -> None:
+        dates = [word for word in self.words if looks_like_a_date(word)]
+        if 2 * len(dates) <= len(self.words):
+            return
+        other = next((word for word in self.words if word not in set(dates)), None)
+        also = "" if other is None else f" and other text, such as {self.example(other)}"
         counted = "dates counts the days of ISO dates" if all(map(_is_iso, dates)) else ""
         raise BadInput(
-            f"{where} holds dates or times, such as '{shown(dates[0])}'{_in_row(dates[0], row_of)}{also}, which are "
-            f"neither numbers nor categories; {_remedy(name, counted, target=target)}"
+            f"{self.where} holds dates or times, such as {self.example(dates[0])}{also}, which are neither numbers nor "
+            f"categories; {self.remedy(counted)}"
         )
-    numbers = {word for word in words if is_number(word) and not is_code(word)}
-    marked = {word: found for word in words if word not in numbers and (found := marked_number(word)) is not None}
-    separated = next((word for word in words if "," in word or not is_number(word)), None)
-    if separated is not None and all(is_number(word) or _SEPARATED.fullmatch(word) for word in words):
+
+    def refuse_separators(self) -> None:
+        """Refuse numbers with decimal commas or separators of thousands."""
+        separated = next((word for word in self.words if "," in word or not is_number(word)), None)
+        if separated is None or not all(is_number(word) or _SEPARATED.fullmatch(word) for word in self.words):
+            return
         commas = "commas" if "," in separated else "separators of thousands"
-        groups = name is not None and all(word in numbers or word in marked for word in words)
+        readable = all(word in self.numbers or word in self.marked for word in self.words)
         raise BadInput(
-            f"{where} holds numbers with {commas}, such as '{shown(separated)}', which would count as words; write "
-            "numbers with a decimal point and without separators of thousands"
-            + (f" (numbers={shown(name)} reads separators of thousands)" if name and groups else "")
+            f"{self.where} holds numbers with {commas}, such as '{shown(separated)}', which would count as words; "
+            "write numbers with a decimal point and without separators of thousands"
+            + (f" (numbers={shown(self.name)} reads separators of thousands)" if self.name and readable else "")
         )
-    units = Counter(unit for word, (_, unit) in marked.items() if not is_code(word))
-    one_unit = bool(units) and 2 * max(units.values()) >= sum(units.values())
-    few_units = len(words) > _FEW and len(units) <= 5
-    if units and 2 * (len(numbers) + sum(units.values())) > len(words) and (one_unit or few_units):
-        word = next(word for word in marked if not is_code(word))
-        raise BadInput(
-            f"{where} holds numbers with units or other signs, such as '{shown(word)}'{_in_row(word, row_of)}, which "
-            f"would count as words; {_remedy(name, 'numbers reads numbers that all have the same unit', target=target)}"
-        )
-    others = len(words) - len(numbers)
-    cells = sum(words[word] for word in numbers)
-    mixed = numbers and not all(map(is_number, words))  # of numbers alone, codes such as 007 make codes of all
-    if mixed and (len(numbers) > others or 2 * cells > sum(words.values())):
-        word = next(word for word in words if word not in numbers)
-        missing = f"give missing={shown(word)} if it stands for a missing value; " if name else ""
-        if target:
+
+    def refuse_units(self) -> None:
+        """Refuse words most of which are numbers, some with units; many units may well be categories' names."""
+        with_units = [word for word in self.marked if not is_code(word)]
+        if not with_units or 2 * (len(self.numbers) + len(with_units)) <= len(self.words):
+            return
+        units = Counter(self.marked[word][1] for word in with_units)
+        one_unit = 2 * max(units.values()) >= len(with_units)
+        few_units = len(self.words) > _FEW and len(units) <= 5
+        if one_unit or few_units:
+            raise BadInput(
+                f"{self.where} holds numbers with units or other signs, such as {self.example(with_units[0])}, which "
+                f"would count as words; {self.remedy('numbers reads numbers that all have the same unit')}"
+            )
+
+    def refuse_mixture(self) -> None:
+        """Refuse numbers, most of the words or of the cells, beside other text."""
+        if not self.numbers or all(map(is_number, self.words)):  # of numbers alone, codes such as 007 make codes of all
+            return
+        others = len(self.words) - len(self.numbers)
+        cells = sum(self.words[word] for word in self.numbers)
+        if len(self.numbers) <= others and 2 * cells <= sum(self.words.values()):
+            return
+        word = next(word for word in self.words if word not in self.numbers)
+        missing = f"give missing={shown(word)} if it stands for a missing value; " if self.name else ""
+        if self.target:
             missing = "leave out its row if its target is unknown; "
-        raise BadInput(
-            f"{where} holds numbers, but '{shown(word)}'{_in_row(word, row_of)} is none; {missing}"
-            f"{_remedy(name, target=target)}"
-        )
-    rows = sum(words.values())
-    if len(words) > max(50, rows / 2):
+        raise BadInput(f"{self.where} holds numbers, but {self.example(word)} is none; {missing}{self.remedy()}")
+
+    def refuse_variety(self) -> None:
+        """Refuse more than 50 words that are more than half of the cells."""
+        rows = sum(self.words.values())
+        if len(self.words) <= max(50, rows / 2):
+            return
         plural = "1 row" if rows == 1 else f"{rows:,} rows"
-        codes = f"; numbers={shown(name)} reads numbers" if name and all(map(is_number, words)) else ""
+        numbers = all(map(is_number, self.words))
+        codes = f"; numbers={shown(self.name)} reads numbers" if self.name and numbers else ""
         raise BadInput(
-            f"{where} holds text with {len(words):,} different values in {plural}, such as "
-            f"'{shown(next(iter(words)))}', too many to be categories; replace it by numbers or leave it out"
-            + (f" (drop={shown(name)}){codes}" if name else "")
+            f"{self.where} holds text with {len(self.words):,} different values in {plural}, such as "
+            f"'{shown(next(iter(self.words)))}', too many to be categories; replace it by numbers or leave it out"
+            + (f" (drop={shown(self.name)}){codes}" if self.name else "")
         )
 
 
@@ -292,10 +351,6 @@ def _is_iso(cell: str) -> bool:
     except (ValueError, OverflowError):
         return False
     return True
-
-
-def _in_row(word: str, row_of: Callable[[str], int] | None) -> str:
-    return "" if row_of is None else f" in row {row_of(word)}"
 
 
 def _objects(cells: Iterable[object]) -> Array:

@@ -251,13 +251,7 @@ def _check_column(column: Column, cells: Array, where: str) -> Array:
             raise BadInput(f"{where} holds numbers, but the model learned from text there; save it as text")
         cells = cells.astype(object)
     else:
-        cells = truths_as_numbers(cells)
-        if cells.dtype.kind != "f":
-            words = cells[~gaps].tolist()
-            word = next((word for word in words if not is_number(word)), None)
-            if word is not None:
-                raise BadInput(f"{where} holds text, such as '{shown(word)}', but the model learned from numbers there")
-            cells = np.array([np.nan if gap else float(cell) for cell, gap in zip(cells, gaps, strict=True)])
+        cells = _as_numbers(truths_as_numbers(cells), gaps, where)
     if gaps.any():
         if column.fill is None:
             raise BadInput(
@@ -268,3 +262,13 @@ def _check_column(column: Column, cells: Array, where: str) -> Array:
     if cells.dtype.kind == "f" and (infinite := int(np.isinf(cells).sum())):
         raise BadInput(f"{where} is infinite in {rows_text(infinite)}; only missing values can be filled")
     return cells
+
+
+def _as_numbers(cells: Array, gaps: Flags, where: str) -> Array:
+    """Return cells, of which ``gaps`` have no value, as numbers; raise BadInput for one that is none."""
+    if cells.dtype.kind == "f":
+        return cells
+    word = next((word for word in cells[~gaps].tolist() if not is_number(word)), None)
+    if word is not None:
+        raise BadInput(f"{where} holds text, such as '{shown(word)}', but the model learned from numbers there")
+    return np.array([np.nan if gap else float(cell) for cell, gap in zip(cells, gaps, strict=True)])
