@@ -16,6 +16,7 @@ from anyk.problems.base import (
     Index,
     Partitions,
     Problem,
+    Recipe,
     Tell,
     data_digest,
     ensure_problem,
@@ -121,13 +122,7 @@ def from_data(
         raise BadInput(f"shards are named by files=…, got the file '{file}'")
     if spec is not None and split is not None:
         raise BadInput(f"split={split} needs rows in memory, and shards stay in their files; leave it out")
-    options = {
-        "file": None if file is None else absolute(str(file)),
-        "l2": None if l2 is None else float(l2),
-        "model": None if model == "linear" else model,
-        "split": split,
-    }
-    recipe = {"data": spec or data} | {name: value for name, value in options.items() if value is not None}
+    recipe = _recipe_of(spec or data, file=file, l2=l2, model=model, split=split)
     dataset: Any
     if spec is None:
         dataset = load(data, file=file, progress=progress)
@@ -151,6 +146,17 @@ def from_data(
     if progress is not None and (uneven := problem.uneven_columns()) is not None:
         progress(uneven)
     return problem
+
+
+def _recipe_of(data: str, *, file: str | Path | None, l2: float | None, model: str, split: str | None) -> Recipe:
+    """Return the arguments of :func:`from_data` that are not the defaults."""
+    options = {
+        "file": None if file is None else absolute(str(file)),
+        "l2": None if l2 is None else float(l2),
+        "model": None if model == "linear" else model,
+        "split": split,
+    }
+    return {"data": data} | {name: value for name, value in options.items() if value is not None}
 
 
 def from_function(name: str) -> Problem:

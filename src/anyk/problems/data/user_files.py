@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -155,18 +155,10 @@ def from_file(
     stated = None if format == "auto" else format
     extension = extension_of(file, stated)
     reader = _READERS[extension]
-    svmlight, refused = reader is _svmlight, ""
+    svmlight = reader is _svmlight
     cells = Settings(tuple(missing.split("|")) if missing else (), numbers, dates, text)
     of_tables = {"target": target, "columns": columns, "drop": drop, "numbers": numbers, "dates": dates, "text": text}
-    given = [name for name, value in (of_tables | {"missing": missing}).items() if value]
-    if given and reader not in (_csv, _parquet):
-        value = of_tables.get(given[0], missing)
-        shown_value = value if isinstance(value, str) else "/".join(value or ())
-        refused = f"{given[0]}={shown_value} is for CSV and Parquet files"
-    elif header != "auto" and reader is not _csv:
-        refused = f"header={header} is for CSV files"
-    if refused:
-        raise BadInput(f"{refused}, but {shown(file)} is {extension[1:]}, which names its own; drop it")
+    _check_formats(file, extension, of_tables | {"missing": missing}, header)
     if fill is not None and svmlight:
         raise BadInput(f"fill={fill} is for CSV, Parquet and npz; what {shown(file)} leaves out is 0, not missing")
     has_names = None if header == "auto" else header == "yes"
@@ -201,6 +193,18 @@ def from_file(
     encoding = replace(content.encoding, words=content.y.dtype.kind not in "fiub", format=stated)
     standardize = intercept and not svmlight
     return replace(data, intercept=intercept, standardize=standardize, encoding=encoding, summary=summary)
+
+
+def _check_formats(file: Path, extension: str, of_tables: dict[str, str | tuple[str, ...] | None], header: str) -> None:
+    """Raise BadInput for a setting ``of_tables``, of CSV and Parquet, or ``header``, of CSV, with another format."""
+    reader, refused = _READERS[extension], ""
+    name, value = next(((name, value) for name, value in of_tables.items() if value), ("", None))
+    if value and reader not in (_csv, _parquet):
+        refused = f"{name}={value if isinstance(value, str) else '/'.join(value)} is for CSV and Parquet files"
+    elif header != "auto" and reader is not _csv:
+        refused = f"header={header} is for CSV files"
+    if refused:
+        raise BadInput(f"{refused}, but {shown(file)} is {extension[1:]}, which names its own; drop it")
 
 
 def extension_of(file: Path, stated: str | None = None, *, otherwise: str | None = None) -> str:
@@ -356,16 +360,10 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
         column, cells = _read_column(table, i, kinds.get(i), file, settings)
         described.append(column)
         values.append(cells)
-    for column in described:
-        if column.date:
-            remarks += (f"'{shown(column.name)}' as days since 1970-01-01",)
-        elif column.unit is not None:
-            remarks += (f"'{shown(column.name)}' as numbers" + f" (in '{shown(column.unit)}')" * bool(column.unit),)
+    remarks += tuple(_conversions(described))
     rows: Any = slice(None)
     if settings.fill is None:
-        for column, cells in zip(described, values, strict=True):
-            if cells.dtype.kind == "f":
-                check_complete(cells, f"column '{shown(column.name)}' of {shown(file)}", " (fill=median)")
+        _check_numbers_complete(described, values, file)
     else:
         rows = split_rows(table.rows, settings.test, settings.seed)[0]
         numbers = [cells for cells in values if cells.dtype.kind == "f"]
@@ -402,16 +400,27 @@ def _kinds(table: Table, file: Path, cells: Settings) -> dict[int, Kind]:
     return kinds
 
 
+def _conversions(columns: Sequence[Column]) -> Iterator[str]:
+    """Yield a remark on each column that is converted to numbers."""
+    for column in columns:
+        if column.date:
+            yield f"'{shown(column.name)}' as days since 1970-01-01"
+        elif column.unit is not None:
+            yield f"'{shown(column.name)}' as numbers" + f" (in '{shown(column.unit)}')" * bool(column.unit)
+
+
+def _check_numbers_complete(columns: Sequence[Column], values: Sequence[Array], file: Path) -> None:
+    for column, cells in zip(columns, values, strict=True):
+        if cells.dtype.kind == "f":
+            check_complete(cells, f"column '{shown(column.name)}' of {shown(file)}", " (fill=median)")
+
+
 def _features(table: Table, file: Path, settings: _FileSettings, target: int) -> tuple[list[int], list[str]]:
     """Return the places of the columns to learn from, and remarks on columns that are left out."""
     names, remarks = table.names, list[str]()
     dropped = places_named(settings.drop, names, file, "drop")
     chosen = places_named(settings.columns or (), names, file, "columns")
-    for setting, places in (("drop", dropped), ("columns", chosen)):
-        if target in places:
-            raise BadInput(f"column '{shown(names[target])}' is the target; leave it out of {setting}")
-    if both := [names[i] for i in chosen if i in dropped]:
-        raise BadInput(f"column '{shown(both[0])}' is named by columns and by drop; leave one out")
+    _check_selection(names, target, dropped=dropped, chosen=chosen)
     if dropped:
         remarks.append(f"without {listed([names[i] for i in dropped])}")
     features = []
@@ -429,14 +438,28 @@ def _features(table: Table, file: Path, settings: _FileSettings, target: int) ->
         features.append(i)
     if not features:
         raise BadInput(f"{shown(file)} has no columns to learn from beside the target")
-    used = [names[i] for i in (*features, target)]
-    if repeated := next((name for name in used if used.count(name) > 1), None):
+    _check_names_differ(names, (*features, target), file)
+    return features, remarks
+
+
+def _check_selection(names: Sequence[str], target: int, *, dropped: list[int], chosen: list[int]) -> None:
+    """Raise BadInput if the settings drop and columns name the target, or a column both."""
+    for setting, places in (("drop", dropped), ("columns", chosen)):
+        if target in places:
+            raise BadInput(f"column '{shown(names[target])}' is the target; leave it out of {setting}")
+    if both := [names[i] for i in chosen if i in dropped]:
+        raise BadInput(f"column '{shown(both[0])}' is named by columns and by drop; leave one out")
+
+
+def _check_names_differ(names: Sequence[str], used: Sequence[int], file: Path) -> None:
+    """Raise BadInput if two of the columns that are ``used`` have the same name."""
+    used_names = [names[i] for i in used]
+    if repeated := next((name for name in used_names if used_names.count(name) > 1), None):
         others = [i for i, name in enumerate(names) if name == repeated]
         raise BadInput(
             f"{shown(file)} has {len(others)} columns '{shown(repeated)}'; rename them, or leave all but one out by "
             f"number (drop={others[-1]})"
         )
-    return features, remarks
 
 
 def _target(y: Array, kind: Kind | None, name: str, where: str, settings: _FileSettings) -> Array:

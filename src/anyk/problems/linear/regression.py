@@ -111,11 +111,7 @@ class LinearProblem(ProblemAbilities):
             _refuse("a stream brings its", y=y, split=split, weights=weights, fill=fill)
             self._read_stream(X, X_test, y_test, classes)
         else:
-            if y is None:
-                raise BadInput("y, the targets of X, is missing")
-            if isinstance(X_test, Shards) or fill is not None:
-                which = "X_test may be" if fill is None else "fill is for"
-                raise BadInput(f"{which} shards only where X is; give arrays")
+            _check_arrays(y, X_test, fill)
             self.uneven = build_split(split, None if self.labelled else "regression has numbers to predict")
             design = design_of(X, "X")
             self.samples = int(design.shape[0])
@@ -384,6 +380,15 @@ def _refuse(bring: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise BadInput(f"{bring} own rows and targets, as they come; leave {name} out")
+
+
+def _check_arrays(y: object, X_test: object, fill: str | None) -> None:
+    """Raise BadInput for arguments that do not go with an array as ``X``."""
+    if y is None:
+        raise BadInput("y, the targets of X, is missing")
+    if isinstance(X_test, Shards) or fill is not None:
+        which = "X_test may be" if fill is None else "fill is for"
+        raise BadInput(f"{which} shards only where X is; give arrays")
 
 
 def _blocks(X: object, y: object) -> Iterable[tuple[Any, Any]]:

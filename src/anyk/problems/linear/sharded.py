@@ -5,7 +5,7 @@ Shards have specs for the command line and run folders: ``train-*.parquet`` or `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -187,45 +187,64 @@ def _encoding(shards: Shards, survey_result: Survey, fill: str | None, where: st
     """Return the encoding of columns as numbers, the moments of the encoded columns, and their number."""
     rows, moments = float(survey_result.rows), survey_result.moments
     if not survey_result.names:
-        if fill is not None:
-            raise BadInput(f"fill={fill} is for Parquet and CSV files; {where} have no columns of their own")
-        if not len(moments.mean):
-            raise BadInput(f"{where} have no columns beside the target")
+        _check_unnamed(moments, fill, where)
         return Encoding(), moments, len(moments.mean)
     names = survey_result.names
     places, target = places_of(shards, names, where)
     if not places:
         raise BadInput(f"{where} have no columns beside the target")
-    columns, parts = [], []
+    columns, moments_of = [], []
     for number, place in enumerate(places):
-        own = Moments(*(part[number : number + 1] for part in moments))
+        own = Moments(*(values[number : number + 1] for values in moments))
         words = survey_result.words.get(place)
-        if words is not None and {word.lower() for word in words} <= {"true", "false"}:
-            own = _of_counts(
-                [sum(count for word, count in words.items() if word.lower() == "true")], sum(words.values())
-            )
-            words = None
-        known_count = float(own.present[0]) if words is None else float(sum(words.values()))
-        place_text = f"column '{shown(names[place])}' of {where}"
-        if not known_count or (known_count < rows and words is None and fill is None):
-            raise BadInput(
-                f"{place_text} is missing or not finite in {int(rows - known_count):,} rows; remove or fill them "
-                "(fill=mean)"
-                if known_count
-                else f"{place_text} has no value; leave it out (columns=)"
-            )
+        if words is not None and _are_truths(words):
+            own, words = _of_truths(words), None
+        column_name = f"column '{shown(names[place])}' of {where}"
+        present = float(own.present[0]) if words is None else float(sum(words.values()))
+        _check_present(present, rows, column_name, filled=words is not None or fill is not None)
         if words is None:
             columns.append(Column(names[place], (), None if fill is None else float(own.mean[0])))
-            zero = own.nonzero + (rows - known_count) * (own.mean != 0)
-            parts.append(own._replace(present=np.array([rows]), nonzero=zero))
-            continue
-        check_categories(words, place_text)
-        counts = {**words, "": rows - known_count} if known_count < rows else words
-        kinds = tuple(sorted(counts))
-        columns.append(Column(names[place], kinds, "" if "" in counts or fill is not None else None))
-        parts.append(_of_counts([counts[word] for word in kinds], rows))
+            moments_of.append(_filled(own, rows))
+        else:
+            check_categories(words, column_name)
+            counts = {**words, "": rows - present} if present < rows else dict(words)
+            columns.append(Column(names[place], tuple(sorted(counts)), "" if "" in counts or fill else None))
+            moments_of.append(_of_counts([counts[word] for word in sorted(counts)], rows))
     encoding = Encoding(tuple(columns), bool(survey_result.header), label=names[target])
-    return encoding, Moments(*(np.concatenate(part) for part in zip(*parts, strict=True))), encoding.width
+    return encoding, Moments(*map(np.concatenate, zip(*moments_of, strict=True))), encoding.width
+
+
+def _check_unnamed(moments: Moments, fill: str | None, where: str) -> None:
+    """Raise BadInput for a setting that needs columns with names, and for arrays without columns."""
+    if fill is not None:
+        raise BadInput(f"fill={fill} is for Parquet and CSV files; {where} have no columns of their own")
+    if not len(moments.mean):
+        raise BadInput(f"{where} have no columns beside the target")
+
+
+def _check_present(present: float, rows: float, where: str, *, filled: bool) -> None:
+    """Raise BadInput for a column without values, or without some, unless missing ones are ``filled``."""
+    if not present:
+        raise BadInput(f"{where} has no value; leave it out (columns=)")
+    if present < rows and not filled:
+        raise BadInput(
+            f"{where} is missing or not finite in {int(rows - present):,} rows; remove or fill them (fill=mean)"
+        )
+
+
+def _are_truths(words: Mapping[str, int]) -> bool:
+    return {word.lower() for word in words} <= {"true", "false"}
+
+
+def _of_truths(words: Mapping[str, int]) -> Moments:
+    """Return the moments of a column of the words true and false, as 1 and 0."""
+    return _of_counts([sum(count for word, count in words.items() if word.lower() == "true")], sum(words.values()))
+
+
+def _filled(moments: Moments, rows: float) -> Moments:
+    """Return the moments of a column after missing values are replaced by its mean."""
+    nonzero = moments.nonzero + (rows - moments.present) * (moments.mean != 0)
+    return moments._replace(present=np.array([rows]), nonzero=nonzero)
 
 
 def _of_counts(counts: Sequence[float], rows: float) -> Moments:
