@@ -16,7 +16,9 @@ from anyk.base.plain import ByName
 from anyk.problems.base import Better, ProblemAbilities, Recipe, problem_text
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
+from anyk.problems.given import GivenArrays
 from anyk.problems.linear.scaling import row_weights
+from anyk.problems.watch import DATA
 
 NO_METRICS = "metrics must name at least one function, or be left out"
 HELD_OUT_LOSS = "held_out_loss"  # the metric of a loss that determines no other
@@ -190,6 +192,14 @@ class NetworkProblem(ProblemAbilities):
             data.weights = sample_weights(given, len(data), name)
         self.by_weight = sampling == "weights" and self._data.weights is not None
 
+    def _note_given(self, data: Any, held_out: Any, weights: Any, held_out_weights: Any) -> None:
+        """Note which arrays the user gave for the samples, so that a later change of them is noticed."""
+        self._given_arrays = GivenArrays()
+        self._given_arrays.add(DATA, data, self._data.arrays)
+        self._given_arrays.add("held_out", held_out, () if self._held_out is None else self._held_out.arrays)
+        self._given_arrays.add(f"{DATA}'s weights", weights, ())
+        self._given_arrays.add("held_out_weights", held_out_weights, ())
+
     def _set_better(self, better: Better | None, metric: object, *, own: bool) -> None:
         """Set whether higher or lower values of the metric are better: as the user or the metric states, or as usual.
 
@@ -203,6 +213,11 @@ class NetworkProblem(ProblemAbilities):
             other = "lower" if self.better == "higher" else "higher"
             taken = f"{self.better} values of the metric '{self.metric}' are taken for better"
             self.data_remarks = (*self.data_remarks, f"{taken}; if not, give better='{other}'")
+
+    @property
+    def _weighted(self) -> bool:
+        """Whether some samples have weights."""
+        return any(data is not None and data.weights is not None for data in (self._data, self._held_out))
 
     def _weights(self) -> list[Array]:
         """Return the weights, and whether mini-batches are drawn by them, as parts of a digest."""

@@ -157,17 +157,32 @@ class _Survey:
             yield name, _digest(array)
         elif value is os.environ:
             self.reads_environment = True
-        elif isinstance(value, Mapping):
+        elif isinstance(value, (Mapping, list, tuple, set, frozenset)):
+            yield from self._container(value, name, depth)
+        elif isinstance(value, type):
+            yield name, f"class {value.__qualname__}"
+            yield from self._class(value, depth)
+        elif isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial)):
+            yield from self._callable(value, name, depth)
+        elif not isinstance(value, types.ModuleType):
+            yield from self._object(value, name, depth)
+
+    def _container(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
+        """Yield the elements of a dictionary, list, tuple or set."""
+        if isinstance(value, Mapping):
             for key in list(value)[:_ELEMENTS]:
                 if isinstance(key, _PLAIN):
                     self.texts |= {key} if isinstance(key, str) else set()
                     yield from self.leaves(value[key], f"{name}[{key!r}]", depth + 1)
         elif isinstance(value, (list, tuple)):
-            for place in range(min(len(value), _ELEMENTS)):
-                yield from self.leaves(value[place], f"{name}[{place}]", depth + 1)
-        elif isinstance(value, (set, frozenset)):
+            for i in range(min(len(value), _ELEMENTS)):
+                yield from self.leaves(value[i], f"{name}[{i}]", depth + 1)
+        else:
             yield name, _shown(sorted(map(repr, value)))
-        elif isinstance(value, types.FunctionType):
+
+    def _callable(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
+        """Yield a function or method, what it reads, and what it is bound to."""
+        if isinstance(value, types.FunctionType):
             yield name, f"{_called(value)} ({_digest_of_code(value.__code__)})"
             yield from self._function(value, depth)
         elif isinstance(value, types.MethodType):
@@ -175,17 +190,12 @@ class _Survey:
             yield from self.leaves(value.__self__, name, depth + 1)
         elif isinstance(value, partial):
             yield from self.leaves(value.func, name, depth + 1)
-            for place, argument in enumerate(value.args):
-                yield from self.leaves(argument, f"argument {place} of {name}", depth + 1)
+            for i, argument in enumerate(value.args):
+                yield from self.leaves(argument, f"argument {i} of {name}", depth + 1)
             for key, argument in value.keywords.items():
                 yield from self.leaves(argument, f"argument '{key}' of {name}", depth + 1)
-        elif isinstance(value, type):
-            yield name, f"class {value.__qualname__}"
-            yield from self._class(value, depth)
-        elif isinstance(value, types.BuiltinFunctionType):
+        else:
             yield name, f"function '{value.__name__}'"
-        elif not isinstance(value, types.ModuleType):
-            yield from self._object(value, name, depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> Iterator[tuple[str, str]]:
         """Yield what a function reads besides its arguments, unless it is a library's."""

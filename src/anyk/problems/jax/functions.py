@@ -17,7 +17,7 @@ from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of
 from anyk.problems.data.sample_batches import Samples
-from anyk.problems.given import ANEW, GivenArrays
+from anyk.problems.given import ANEW
 from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of, sums_of
 from anyk.problems.jax.model_loss import SEED, Averages, JaxNetwork, names_of, seed_for, seed_of
@@ -178,27 +178,19 @@ class JaxProblem(NetworkProblem):
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
         self.dtype, self.dimension = self._initial.dtype, self._initial.size
         self.shapes = self._network.shapes
-        self.changing_values: Values = Values(values or {})
-        if reserved := sorted({"key", "state", "train"}.intersection(self.changing_values.names)):
-            raise BadInput(f"'{reserved[0]}' is a name that the loss's own arguments have; call the value otherwise")
+        self.changing_values: Values = _values_of(values)
         self._network.take_values(self.changing_values.names)
         initial = self.changing_values.build(self.changing_values.initial)
         self._held = Held(model.fixed, _state_of(state, self._network), initial)
-        if workers == "numpy" and self.changing_values.names:
-            raise BadInput("workers='numpy' compute with constants, and values change; leave out one of them")
-        if workers == "numpy" and (self._network.random or platform != "cpu"):
-            raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
+        if workers == "numpy":
+            _check_without_jax(self._network, self.changing_values, platform)
         samples = data_of(data, "the data", self.dtype)
         self._set_samples(samples, None if held_out is None else data_of(held_out, "held_out", self.dtype))
         if workers == "numpy" and not self._data.in_memory:
             raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
         self._set_weights(weights, held_out_weights, sampling)
         self._given_weights = weights
-        self._given_arrays = GivenArrays()
-        self._given_arrays.add(DATA, data, self._data.arrays)
-        self._given_arrays.add("held_out", held_out, () if self._held_out is None else self._held_out.arrays)
-        self._given_arrays.add(f"{DATA}'s weights", weights, ())
-        self._given_arrays.add("held_out_weights", held_out_weights, ())
+        self._note_given(data, held_out, weights, held_out_weights)
         if self._weighted:
             self._check_weighted(reduction)
         remark = self._try(self._data, "the data")
@@ -262,10 +254,6 @@ class JaxProblem(NetworkProblem):
                     mean=network.mean,
                 )
 
-    @property
-    def _weighted(self) -> bool:
-        return any(data is not None and data.weights is not None for data in (self._data, self._held_out))
-
     def _check_weighted(self, reduction: str | None) -> None:
         """Refuse weights of rows whose losses cannot be computed one by one."""
         if self._workers == "numpy":
@@ -307,12 +295,7 @@ class JaxProblem(NetworkProblem):
         names = [*(self._functions or [_LOSS]), *own]
         if isinstance(metrics, Sequence):
             names = [metrics] if isinstance(metrics, str) else list(metrics)
-            for name in names:
-                if name not in (_LOSS, *own):
-                    has = ", ".join(own) if own else f"none{'' if has_aux else ' without has_aux=True'}"
-                    raise BadInput(
-                        f"metrics names {name!r}, but the loss gives {has}; give functions by name for others"
-                    )
+            _check_given_by_loss(names, own, has_aux=has_aux)
         if self._functions and self._held_out is None:
             raise BadInput(NO_HELD_OUT)
         if not names:
@@ -568,6 +551,30 @@ class JaxProblem(NetworkProblem):
             for name, value in {_LOSS: total, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
+
+
+def _values_of(values: Mapping[str, Any] | None) -> Values:
+    """Return values that change, after a check of their names."""
+    changing = Values(values or {})
+    if reserved := sorted({"key", "state", "train"}.intersection(changing.names)):
+        raise BadInput(f"'{reserved[0]}' is a name that the loss's own arguments have; call the value otherwise")
+    return changing
+
+
+def _check_without_jax(network: JaxNetwork, values: Values, platform: str) -> None:
+    """Raise BadInput for what workers without JAX cannot compute."""
+    if values.names:
+        raise BadInput("workers='numpy' compute with constants, and values change; leave out one of them")
+    if network.random or platform != "cpu":
+        raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
+
+
+def _check_given_by_loss(names: Sequence[str], own: Sequence[str], *, has_aux: bool) -> None:
+    """Raise BadInput for the name of a metric that is neither the loss nor one of its ``own``."""
+    for name in names:
+        if name not in (_LOSS, *own):
+            has = ", ".join(own) if own else f"none{'' if has_aux else ' without has_aux=True'}"
+            raise BadInput(f"metrics names {name!r}, but the loss gives {has}; give functions by name for others")
 
 
 def _batches(data: Samples, purpose: str) -> Iterator[tuple[Tree, Any]]:

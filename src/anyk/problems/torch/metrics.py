@@ -123,21 +123,35 @@ def compute_metrics(network: Network, metrics: Metrics, parts: Iterator[SampleBa
     targets) receive all samples together; functions of (module, batch) are averaged over the samples, or over the
     counted terms of the loss. The loss and default metrics are averaged with the samples' weights.
     """
-    import torch
-
-    means = {name: _Mean() for name in metrics}
-    collected = {name: fresh(metric) for name, metric in metrics.items() if is_collected(metric)}
-    kept: list[tuple[Any, Any, torch.Tensor | None]] = []  # for functions of all samples
-    functions = {
-        name: metric
-        for name, metric in metrics.items()
-        if callable(metric) and name not in collected and not isinstance(metric, PerTarget)
-    }
+    evaluation = _Evaluation(network, metrics)
     for part in parts:
+        evaluation.add(part)
+    return evaluation.values()
+
+
+class _Evaluation:
+    """Metrics of a network to which held-out batches are added one after the other."""
+
+    def __init__(self, network: Network, metrics: Metrics) -> None:
+        self._network, self._metrics = network, metrics
+        self._means = {name: _Mean() for name in metrics}
+        self._collected = {name: fresh(metric) for name, metric in metrics.items() if is_collected(metric)}
+        self._functions = {
+            name: metric
+            for name, metric in metrics.items()
+            if callable(metric) and name not in self._collected and not isinstance(metric, PerTarget)
+        }
+        self._kept: list[tuple[Any, Any, torch.Tensor | None]] = []  # for functions of all samples
+
+    def add(self, part: SampleBatch) -> None:
+        """Compute a batch's part of each metric."""
+        import torch
+
+        network, metrics = self._network, self._metrics
         batch = network.on_device(part.batch)
         outputs = None if network.takes_module else network.outputs(batch)
         if HELD_OUT_LOSS in metrics and metrics[HELD_OUT_LOSS] is None:
-            means[HELD_OUT_LOSS].add(*network.loss_and_terms(batch, outputs, part))
+            self._means[HELD_OUT_LOSS].add(*network.loss_and_terms(batch, outputs, part))
         weights = None if part.weights is None else torch.from_numpy(part.weights)
         if network.takes_module:
             arguments: tuple[Any, Any] = network.module, batch
@@ -145,25 +159,30 @@ def compute_metrics(network: Network, metrics: Metrics, parts: Iterator[SampleBa
             arguments = map_tensors(outputs, _on_cpu), map_tensors(part.batch[-1], _on_cpu)
         for name, metric in metrics.items():
             if isinstance(metric, PerTarget):
-                means[name].add(*_over_targets(name, metric, *arguments, part.weights))
-        for name, metric in collected.items():
+                self._means[name].add(*_over_targets(name, metric, *arguments, part.weights))
+        for name, metric in self._collected.items():
             with_weights(metric.update, name, arguments, weights)
-        if not functions:
-            continue
-        if not network.takes_module:
-            kept.append((*arguments, weights))
-            continue
-        terms = network.terms(batch, part.size) * (1.0 if part.weights is None else float(part.weights.mean()))
-        for name, metric in functions.items():
+        if self._functions and not network.takes_module:
+            self._kept.append((*arguments, weights))
+        elif self._functions:
+            self._add_to_means(batch, part)
+
+    def _add_to_means(self, batch: Batch, part: SampleBatch) -> None:
+        """Add the user's functions of a module and a batch to their means over the terms of the loss."""
+        terms = self._network.terms(batch, part.size) * (1.0 if part.weights is None else float(part.weights.mean()))
+        for name, metric in self._functions.items():
             if terms:
-                means[name].add(metric_number(name, metric(*arguments)) * terms, terms)
-    values = {name: mean.value for name, mean in means.items()}
-    values |= {name: metric_number(name, metric.compute()) for name, metric in collected.items()}
-    if kept:
-        outputs, targets, weights = _together(kept, next(iter(functions)))
-        for name, metric in functions.items():
-            values[name] = metric_number(name, with_weights(metric, name, (outputs, targets), weights))
-    return values
+                self._means[name].add(metric_number(name, metric(self._network.module, batch)) * terms, terms)
+
+    def values(self) -> dict[str, float]:
+        """Return the metrics by name."""
+        values = {name: mean.value for name, mean in self._means.items()}
+        values |= {name: metric_number(name, metric.compute()) for name, metric in self._collected.items()}
+        if self._kept:
+            outputs, targets, weights = _together(self._kept, next(iter(self._functions)))
+            for name, metric in self._functions.items():
+                values[name] = metric_number(name, with_weights(metric, name, (outputs, targets), weights))
+        return values
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:

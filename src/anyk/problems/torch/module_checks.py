@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -239,69 +239,98 @@ def check_samples(
 
     if count < 2:
         return
-    terms = [0.0, np.nan]  # number of terms of all samples together, and its sum over single samples
-
-    def measure(places: Index, nudge: int | None) -> Floats:
-        single = len(places) == 1
-        try:
-            batch = batch_of(places)
-            batch_terms = network.terms(batch, len(places))
-            terms[single] = batch_terms if places[0] == 0 else terms[single] + batch_terms
-            if not batch_terms:
-                return np.zeros(1)
-            with _nudged_parameters(network, nudge):
-                inputs = trainable_parameters(network.module)
-                loss, gradients = network.gradients(lambda: network.loss_of(batch), inputs)
-            parts = [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradients, strict=True)]
-            flat = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)]).double().cpu().numpy()
-        except BadInput:
-            raise
-        except Exception as error:
-            if not single or lenient:
-                raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise BadInput(
-                f"it cannot be checked whether the loss is a sum over samples: it accepts several ({samples}), but for "
-                f"one of them alone it fails ({reason}); give a loss that accepts a single sample"
-            ) from None
-        if single and lenient and not np.isfinite(flat).all():
-            raise ValueError("a single sample has no gradient")
-        if single and not np.isfinite(flat).all():
-            raise BadInput(
-                f"the loss of {samples} together is a number, but the loss of one of them alone is not, as it ignores "
-                f"targets; {_SAMPLES_ADVICE}"
-            )
-        return np.asarray(flat * (batch_terms if network.mean else 1.0))
-
-    def is_sum() -> bool:
-        try:
-            return adds_up(measure, count, tolerance=_tolerance(network))
-        except BadInput:
-            raise
-        except Exception:  # as of a standard deviation, which a single sample has not
-            if not lenient or count < 2 * _PAIR:
-                raise
-        of_pairs = adds_up(measure, count - count % _PAIR, tolerance=_tolerance(network), together=_PAIR)
-        terms[1] = np.nan
-        return of_pairs
-
+    losses = _LossesOfSamples(network, batch_of, samples, lenient=lenient)
     network.module.eval()
     try:
         with warnings.catch_warnings(action="ignore"), torch.enable_grad():
-            correct = is_sum()
+            correct = losses.add_up(count)
     except BadInput:
         raise
     except Exception:  # the run reports what fails
         return
     finally:
         network.train()
-    if not np.isnan(terms[1]) and terms[1] != terms[0]:
+    if not np.isnan(losses.terms_singly) and losses.terms_singly != losses.terms:
         raise BadInput(
-            f"count returns {terms[0]:g} terms for {samples} together and {terms[1]:g} for them one by one; it must "
-            "return the number of terms that the loss of a batch adds up"
+            f"count returns {losses.terms:g} terms for {samples} together and {losses.terms_singly:g} for them one by "
+            "one; it must return the number of terms that the loss of a batch adds up"
         )
     if not correct:
         raise not_a_sum(samples, _MIXING if lenient else _SAMPLES_ADVICE, mean=network.mean)
+
+
+class _LossesOfSamples:
+    """Losses and gradients of several samples together and of single ones, for :func:`check_samples`."""
+
+    terms = 0.0  # of all samples together
+    terms_singly = np.nan  # the sum over single samples
+
+    def __init__(
+        self, network: Network, batch_of: Callable[[Index], Batch], samples: str, *, lenient: bool = False
+    ) -> None:
+        self._network, self._batch_of, self._samples, self._lenient = network, batch_of, samples, lenient
+
+    def add_up(self, count: int) -> bool:
+        """Return whether the gradient of ``count`` samples is the sum of the gradients of each, or of each two."""
+        tolerance = _tolerance(self._network)
+        try:
+            return adds_up(self._measure, count, tolerance=tolerance)
+        except BadInput:
+            raise
+        except Exception:  # as of a standard deviation, which a single sample has not
+            if not self._lenient or count < 2 * _PAIR:
+                raise
+        of_pairs = adds_up(self._measure, count - count % _PAIR, tolerance=tolerance, together=_PAIR)
+        self.terms_singly = np.nan
+        return of_pairs
+
+    def _measure(self, places: Index, nudge: int | None) -> Floats:
+        """Return the summed loss of some samples and its gradient."""
+        single = len(places) == 1
+        try:
+            batch = self._batch_of(places)
+            terms = self._network.terms(batch, len(places))
+            if single:
+                self.terms_singly = terms if places[0] == 0 else self.terms_singly + terms
+            else:
+                self.terms = terms if places[0] == 0 else self.terms + terms
+            if not terms:
+                return np.zeros(1)
+            values = _loss_and_gradient(self._network, batch, nudge)
+        except BadInput:
+            raise
+        except Exception as error:
+            if not single or self._lenient:
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise BadInput(
+                f"it cannot be checked whether the loss is a sum over samples: it accepts several ({self._samples}), "
+                f"but for one of them alone it fails ({reason}); give a loss that accepts a single sample"
+            ) from None
+        if single and not np.isfinite(values).all():
+            self._refuse_single()
+        return np.asarray(values * (terms if self._network.mean else 1.0))
+
+    def _refuse_single(self) -> NoReturn:
+        """Raise for a single sample whose loss or gradient is no number."""
+        if self._lenient:
+            raise ValueError("a single sample has no gradient")
+        raise BadInput(
+            f"the loss of {self._samples} together is a number, but the loss of one of them alone is not, as it "
+            f"ignores targets; {_SAMPLES_ADVICE}"
+        )
+
+
+def _loss_and_gradient(network: Network, batch: Batch, nudge: int | None) -> Floats:
+    """Return the loss of a batch, and then its gradient with respect to the trained parameters, in one vector."""
+    import torch
+
+    with _nudged_parameters(network, nudge):
+        inputs = trainable_parameters(network.module)
+        loss, gradients = network.gradients(lambda: network.loss_of(batch), inputs)
+    pieces = [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradients, strict=True)]
+    values = torch.cat([loss.detach().reshape(1), *(piece.reshape(-1) for piece in pieces)])
+    return np.asarray(values.double().cpu().numpy())
 
 
 @contextmanager
@@ -431,7 +460,6 @@ def _roots(network: Network) -> list[tuple[str, torch.nn.Module]]:
 def _state_of(network: Network) -> State:
     """Return copies of all buffers and attributes, without the running statistics of batch norm."""
     import torch
-    from torch.utils import _pytree as pytree
 
     buffers: ByName = {}
     attributes: ByName = {}
@@ -448,15 +476,17 @@ def _state_of(network: Network) -> State:
     if not isinstance(network.loss, torch.nn.Module):
         own = getattr(network.loss, "__dict__", {})
         attributes |= {f"attribute '{key}' of the loss": value for key, value in own.items()}
+    return {name: _copies_in(value) for name, value in (buffers | attributes).items()}
+
+
+def _copies_in(value: object) -> list[Any]:
+    """Return copies of the tensors, arrays and numbers in a value."""
+    import torch
+    from torch.utils import _pytree as pytree
+
     kinds = (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
-    return {
-        name: [
-            leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
-            for leaf in pytree.tree_leaves(value)
-            if isinstance(leaf, kinds)
-        ]
-        for name, value in (buffers | attributes).items()
-    }
+    leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, kinds)]
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf) for leaf in leaves]
 
 
 def _differ(one: Any, other: Any) -> bool:

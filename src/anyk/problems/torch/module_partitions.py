@@ -59,6 +59,27 @@ class DeviceSamples(Samples):
         return map_tensors(self._batch, lambda tensor: tensor[index.to(tensor.device)])
 
 
+def _gradients_of(
+    network: Network, parameters: Sequence[torch.nn.Parameter], batch: Batch, weights: Floats | None
+) -> tuple[Sequence[torch.Tensor | None], Any]:
+    """Return the gradients of a batch's loss, None for parameters that it does not use, and the module's outputs."""
+    inputs = [*parameters, *tensors_in(batch)]
+    versions = [tensor._version for tensor in inputs]
+    outputs: Any = None
+
+    def loss() -> torch.Tensor:
+        nonlocal outputs
+        if network.takes_module:
+            return network.loss_of(batch, weights)
+        outputs = network.outputs(batch)
+        return network.loss_at(outputs, batch[-1], weights)
+
+    _, gradients = network.gradients(loss, parameters)
+    if [tensor._version for tensor in inputs] != versions:
+        raise BadInput("the module changes its inputs or parameters in place, which other workers share")
+    return gradients, outputs
+
+
 class TorchPartitions(Batches):
     """A module's training data in partitions; see :class:`~anyk.problems.base.Partitions`."""
 
@@ -182,39 +203,30 @@ class TorchPartitions(Batches):
                 factor = network.loss_factor(batch, part.size, part.weights)
                 if not factor:
                     continue
-                inputs = [*parameters, *tensors_in(batch)]
-                versions = [tensor._version for tensor in inputs]
-                outputs: Any = None
-
-                def loss(batch: Batch = batch, weights: Floats | None = part.weights) -> torch.Tensor:
-                    nonlocal outputs
-                    if network.takes_module:
-                        return network.loss_of(batch, weights)
-                    outputs = network.outputs(batch)
-                    return network.loss_at(outputs, batch[-1], weights)
-
-                _, gradients = network.gradients(loss, parameters)
-                if [tensor._version for tensor in inputs] != versions:
-                    raise BadInput("the module changes its inputs or parameters in place, which other workers share")
-                for place, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):
+                gradients, outputs = _gradients_of(network, parameters, batch, part.weights)
+                for i, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):
                     if gradient is not None:
                         piece.add_(gradient, alpha=factor)  # not applied to the loss, which may be bf16
-                        without.discard(place)
+                        without.discard(i)
                 if looks and not network.opaque:
                     with preserved_generators(cuda_generators(device)):  # random numbers of the loss leave no trace
                         check_loss(network, outputs, batch[-1], f"{part.size} {of}")
             if looks and network.opaque:
-                most = min(TOGETHER, chosen.size, self.most or chosen.size)
-                some = np.unique(np.linspace(0, chosen.size - 1, most).astype(np.intp))
-
-                def batch_of(places: Index) -> Batch:
-                    return network.on_device(chosen.batch(some[places], bits))
-
-                check_samples(network, batch_of, len(some), f"{len(some)} {of}")
+                self._check_single_samples(chosen, of)
         self._gradients[chosen.partition] = number
-        for place in without:
-            pieces[place].fill_(NO_GRADIENT)
+        for i in without:
+            pieces[i].fill_(NO_GRADIENT)
         return total.cpu().numpy()
+
+    def _check_single_samples(self, chosen: PartitionSamples, of: str) -> None:
+        """Refuse a loss whose gradient of several samples is not the sum of theirs, by computing it for single ones."""
+        most = min(TOGETHER, chosen.size, self.most or chosen.size)
+        some = np.unique(np.linspace(0, chosen.size - 1, most).astype(np.intp))
+
+        def batch_of(places: Index) -> Batch:
+            return self._network.on_device(chosen.batch(some[places], self.key))
+
+        check_samples(self._network, batch_of, len(some), f"{len(some)} {of}")
 
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the losses in evaluation mode."""

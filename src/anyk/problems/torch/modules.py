@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.base.arrays import Vector, lacks_gradient
+from anyk.base.arrays import DType, Vector, lacks_gradient
 from anyk.base.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
 from anyk.problems.data.dataset import Dirichlet, build_split
@@ -26,7 +26,7 @@ from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, SampleBatch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.generators import seeded_generators
-from anyk.problems.given import ANEW, GivenArrays
+from anyk.problems.given import ANEW
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
@@ -244,7 +244,6 @@ class TorchProblem(NetworkProblem):
         self._given_loss, self._given_mean = loss, mean
         self._given_reduction = getattr(loss, "reduction", None)
         self._made_modes = [part.training for part in module.modules()]
-        ignored = ignored_target(loss)
         parameters = trainable_parameters(twin)
         self.dtype = dtype_of(parameters)
         self._made_with = self._numbers_of(twin)
@@ -258,42 +257,27 @@ class TorchProblem(NetworkProblem):
         self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
         held_out_samples, held_out_given = None, getattr(held_out, "dataset", held_out)
         if held_out is not None:
-            evaluated = reading.evaluated
-            if is_loader(held_out):
-                loaded = read_loader(held_out, "held_out")
-                if loaded.weights is not None:
-                    raise BadInput(
-                        "held_out is a DataLoader with a WeightedRandomSampler, and held-out samples are evaluated "
-                        "once each; leave the sampler out, and give held_out_weights if they count differently"
-                    )
-                held_out, evaluated = loaded.data, evaluated._replace(collate=loaded.collate)
-            held_out_samples = finite_samples_of(held_out, "held_out", self.dtype, evaluated)
+            held_out_samples = _held_out_samples(held_out, self.dtype, reading.evaluated)
         elif eval_transform is not None and not isinstance(data.head, Items):
             reading.evaluated.refuse_arrays("the data set", "arrays or shards")
         self._set_samples(data, held_out_samples)
         self._set_weights(weights, held_out_weights, sampling)
         self._drawn = {"weights": weights, "sampler": sampler}  # what the user may change, by its name
-        self._given_arrays = GivenArrays()
-        self._given_arrays.add(DATA, given, data.arrays)
-        self._given_arrays.add("held_out", held_out_given, () if held_out_samples is None else held_out_samples.arrays)
-        self._given_arrays.add(f"{DATA}'s weights", weights, ())
-        self._given_arrays.add("held_out_weights", held_out_weights, ())
+        self._note_given(given, held_out_given, weights, held_out_weights)
         if sampler is not None:
             self._given_arrays.add(f"{DATA}'s sampler", list(vars(sampler).values()), ())
-        if any(samples.weights is not None for samples in (data, held_out_samples) if samples is not None):
+        if self._weighted:
             with explaining("the first samples cannot be read", alone=RunFailed):
                 self._network.check_weighted(data.head.batch, min(_WEIGHED, len(data.head)))
-        if isinstance(data, Items):
-            data.processes = num_workers
-        elif num_workers and not self.step_samples:
-            raise BadInput("num_workers is for map-style data sets, which this is not; omit it")
+        _set_processes(data, num_workers, from_loader=bool(self.step_samples))
         # a partition of shards need not fit into memory
         self._microbatch = microbatch or (DEFAULT_MICROBATCH if isinstance(data, ShardSamples) else None)
-        if count is not None:
-            self._count_terms(count)
-        elif mean and ignored is not None:
-            self._count_targets(ignored)
+        self._set_terms(count, ignored_target(loss) if mean else None)
         self._try_gradient()
+        self._set_metrics(metrics, better)
+
+    def _set_metrics(self, metrics: Mapping[str, Metric] | None, better: Better | None) -> None:
+        """Set the metrics to report: the user's, or those that the loss determines; try them on held-out samples."""
         self._metrics = self._default_metrics() if metrics is None else check_metrics(metrics)
         self.metric = next(iter(self._metrics))
         self._set_better(better, self._metrics[self.metric], own=metrics is not None)
@@ -385,6 +369,13 @@ class TorchProblem(NetworkProblem):
                 raise BadInput(str(error)) from None
             except Exception:  # samples may not fit into one batch; the run will report other errors
                 continue
+
+    def _set_terms(self, count: Callable[[Any], Any] | None, ignored: int | None) -> None:
+        """Find out over what the loss is a mean: terms that ``count`` counts, or targets other than ``ignored``."""
+        if count is not None:
+            self._count_terms(count)
+        elif ignored is not None:
+            self._count_targets(ignored)
 
     def _count_terms(self, count: Callable[[Any], Any]) -> None:
         """Make the loss a mean over the terms of the whole data set, which are counted in one pass over it."""
@@ -759,6 +750,27 @@ class TorchProblem(NetworkProblem):
         """Return the largest number of samples that are computed together."""
         alone = data.weights is not None and self._network.alone
         return 1 if alone else self._microbatch or DEFAULT_MICROBATCH
+
+
+def _held_out_samples(held_out: Any, dtype: DType, reading: Reading) -> Samples:
+    """Return a user's held-out data, perhaps in a loader, as samples."""
+    if is_loader(held_out):
+        loaded = read_loader(held_out, "held_out")
+        if loaded.weights is not None:
+            raise BadInput(
+                "held_out is a DataLoader with a WeightedRandomSampler, and held-out samples are evaluated "
+                "once each; leave the sampler out, and give held_out_weights if they count differently"
+            )
+        held_out, reading = loaded.data, reading._replace(collate=loaded.collate)
+    return finite_samples_of(held_out, "held_out", dtype, reading)
+
+
+def _set_processes(data: Samples, processes: int, *, from_loader: bool) -> None:
+    """Have items read by further processes; raise BadInput for data without items, unless a loader has the number."""
+    if isinstance(data, Items):
+        data.processes = processes
+    elif processes and not from_loader:
+        raise BadInput("num_workers is for map-style data sets, which this is not; omit it")
 
 
 def _only_one(loaded: Any, given: Any, name: str) -> Any:

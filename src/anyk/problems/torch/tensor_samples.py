@@ -191,22 +191,11 @@ class Items(Samples):
     def _together(self, items: list[Any], numbers: Sequence[int]) -> Batch:
         """Return items as a batch."""
         import torch
-        from torch.utils.data import default_collate
 
         collate, free = self._reading.collate, self._reading.free
         if collate is None and not free and not isinstance(items[0], (tuple, list)):
             raise BadInput(f"an item of a data set {_PAIR}, got {_described(items[0])}; {_OTHERWISE}")
-        for i, item in zip(numbers, items, strict=True):
-            if item is None and collate is None and i != numbers[0]:
-                raise RunFailed(f"item {i} of the data set is None")
-        try:
-            batch = (collate or default_collate)(items)
-        except Exception as error:
-            by = "torch's default_collate" if collate is None else "collate_fn"
-            reason = f"({by}): {describe_error(error)}"
-            raise CannotCombine(f"items {_listed(numbers)} of the data set cannot be put together {reason}") from error
-        if isinstance(batch, Mapping):
-            batch = dict(batch)  # tokenizers have mappings of their own
+        batch = self._collated(items, numbers)
         if self._reading.as_many and collate is not None:
             self._check_size(batch, len(items))
         if free:
@@ -216,6 +205,22 @@ class Items(Samples):
             what, got = ("an item of a data set", items[0]) if collate is None else ("a batch", batch)
             raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
         return tuple(parts)
+
+    def _collated(self, items: list[Any], numbers: Sequence[int]) -> Any:
+        """Return what the user's function, or torch's, makes of items."""
+        from torch.utils.data import default_collate
+
+        collate = self._reading.collate
+        for i, item in zip(numbers, items, strict=True):
+            if item is None and collate is None and i != numbers[0]:
+                raise RunFailed(f"item {i} of the data set is None")
+        try:
+            batch = (collate or default_collate)(items)
+        except Exception as error:
+            by = "torch's default_collate" if collate is None else "collate_fn"
+            reason = f"({by}): {describe_error(error)}"
+            raise CannotCombine(f"items {_listed(numbers)} of the data set cannot be put together {reason}") from error
+        return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
 
     def _check_size(self, batch: Batch, items: int) -> None:
         """Refuse a batch with another number of samples than items: its mean would have a wrong weight."""
@@ -283,7 +288,6 @@ def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Sampl
 
 def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
     """Return the same as :func:`samples_of`, but refuse streams."""
-    import torch
     from torch.utils.data import IterableDataset
 
     if isinstance(data, Stream | IterableDataset):
@@ -294,9 +298,17 @@ def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> S
         if samples.named and not reading.free:
             raise BadInput(f"the files of {name} hold arrays by name; {_NAMED}")
         return samples
+    in_memory = _arrays_of(data, name, dtype, reading)
+    return _items_of(data, name, reading) if in_memory is None else in_memory
+
+
+def _arrays_of(data: Any, name: str, dtype: DType, reading: Reading) -> Arrays | None:
+    """Return a tuple, list or dictionary of arrays or tensors, or a data set of tensors, as samples; else None."""
+    import torch
+
     if reading.collate is None and reading.transform is None and has_plain_tensors(data):
         data = data.tensors
-    listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)
+    listed = isinstance(data, list) and all(isinstance(column, (np.ndarray, torch.Tensor)) for column in data)
     listed = listed and reading.collate is None and reading.transform is None  # else its tensors are items
     if isinstance(data, (tuple, Mapping)):
         reading.refuse_arrays(name, "arrays")
@@ -306,6 +318,13 @@ def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> S
         if not reading.free:
             raise BadInput(f"{name} must be a pair (X, y) of tensors or arrays, got {type(data).__name__}; {_NAMED}")
         return Arrays(checked_arrays(list(data.values()), name, dtype, list(data)), Tensors(list(data)))
+    return None
+
+
+def _items_of(data: Any, name: str, reading: Reading) -> Items:
+    """Return the items of a map-style data set as samples."""
+    import torch
+
     alone = isinstance(data, (str, np.ndarray, torch.Tensor))
     if alone or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         iterated = hasattr(data, "__iter__") and not alone and name != "held_out"
