@@ -22,7 +22,7 @@ from anyk.codes import Code
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
-from anyk.problems.watch import is_glanced_at
+from anyk.problems.watch import Watch, is_glanced_at
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
 from anyk.runs.defaults import with_usual_batch
@@ -200,10 +200,7 @@ class SteppedRounds:
                 if module is not None:
                     module.check_frozen()
                 if watch is not None:
-                    if step.number.bit_count() == 1 or step.number + 1 == self._last:
-                        watch.check()
-                    elif is_glanced_at(step.number):
-                        watch.glance()
+                    self._look(watch, step.number)
                 if module is not None:
                     module.begin_step(step.model, step.gradient)
                 try:
@@ -227,6 +224,13 @@ class SteppedRounds:
         remarks = [] if check_unchanged is None else check_unchanged(begins=self._resumed is None)
         for remark in remarks if self._into is None else ():  # the loop's module is what it begins with
             warnings.warn(remark, RuntimeWarning, stacklevel=outside())
+
+    def _look(self, watch: Watch, number: int) -> None:
+        """Have the problem's code compared with what it was, more rarely the more steps there have been."""
+        if number.bit_count() == 1 or number + 1 == self._last:
+            watch.check()
+        elif is_glanced_at(number):
+            watch.glance()
 
     def _say_where(self, number: int) -> None:
         """Report on standard error where a resumed loop continues."""

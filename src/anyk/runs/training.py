@@ -239,10 +239,8 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
                 step = min(saved.state["versions"].values())
                 prepared.tell(nothing_left(step, f"it has reached its limit ({reached})"))
             return Run.open(folder)
-        check_further = strategy.facts.check_further
-        if check_further and saved and previous and steps != previous:
-            state = from_plain(strategy.State, saved.state["strategy"], strategy)
-            check_further(state, previous, 0 if config.begin is None else config.begin.step)
+        if saved is not None and previous and steps != previous:
+            _check_further(strategy, saved, config, previous)
         if saved is not None and saved.instead is not None:
             step = min(saved.state["versions"].values())
             _tell(prepared, f"{saved.instead}; continuing from the checkpoint before, at step {step}")
@@ -253,6 +251,14 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
         log = RunLog(folder / "log.sqlite")
         write_sealed(folder / NAME, config)
         return Launch(prepared, log, folder, saved).run()
+
+
+def _check_further(strategy: Strategy, saved: checkpoints.Saved, config: RunConfig, previous: int) -> None:
+    """Raise :class:`~anyk.BadInput` if the strategy cannot go on after its earlier limit of steps."""
+    check_further = strategy.facts.check_further
+    if check_further:
+        state = from_plain(strategy.State, saved.state["strategy"], strategy)
+        check_further(state, previous, 0 if config.begin is None else config.begin.step)
 
 
 def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
@@ -267,8 +273,14 @@ def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
         kept = (run.config.evaluate, run.config.callbacks) == (config.evaluate, config.callbacks)
         if saved.instead or not ended or not kept or newest_versions(run.log) != versions:
             return ""
-        if config.target is not None and config.target == run.config.target and run.time_to_target is not None:
+        same_target = config.target is not None and config.target == run.config.target
+        if same_target and run.time_to_target is not None:
             return f"target = {config.target:g}"
+    return _limit_reached(saved, config)
+
+
+def _limit_reached(saved: checkpoints.Saved, config: RunConfig) -> str:
+    versions: dict[str, int] = saved.state["versions"]
     steps = min(version for slot, version in versions.items() if slot not in config.auxiliary)
     if config.steps is not None and steps >= config.steps:
         return f"steps = {config.steps}"

@@ -73,12 +73,17 @@ def _check_sizes(problem: Problem, pieces: Partitions, partitions: int) -> None:
         assert ours == theirs, f"{name} of the problem is {ours}, of its partitions {theirs}"
 
 
-def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -> Vector:
-    """Return the gradient of partition j, shape (dimension,), after checks of its form and of its rows."""
+def _checked_support(pieces: Partitions, j: int) -> Index | None:
     support = pieces.support(j)
     if support is not None:
         inside = not len(support) or 0 <= support[0] <= support[-1] < pieces.dimension
         assert inside and (np.diff(support) > 0).all(), f"the support of partition {j} must be sorted coordinates"
+    return support
+
+
+def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -> Vector:
+    """Return the gradient of partition j, shape (dimension,), after checks of its form and of its rows."""
+    support = _checked_support(pieces, j)
     try:
         gradient = np.array(pieces.partial_gradient(j, w))
     except ValueError as error:
@@ -182,20 +187,27 @@ class _Pieces:
                 raise ValueError(f"partition {partition} is broken")
             case "exit":
                 raise SystemExit("of its own accord")
-            case "die":
-                os._exit(7)
-            case "fork":
-                os.fork()
-            case "forks":
-                while os.fork():
-                    time.sleep(0.001)
-                time.sleep(60.0)
-            case "stray":
-                if not os.fork():
-                    os.setpgid(0, 0)
-                    time.sleep(60.0)
-                    os._exit(0)
+            case "die" | "fork" | "forks" | "stray" as fault:
+                _misbehave(fault)
         return gradient
+
+
+def _misbehave(fault: str) -> None:
+    """End this process, or leave further ones."""
+    match fault:
+        case "die":
+            os._exit(7)
+        case "fork":
+            os.fork()
+        case "forks":
+            while os.fork():
+                time.sleep(0.001)
+            time.sleep(60.0)
+        case "stray":
+            if not os.fork():
+                os.setpgid(0, 0)
+                time.sleep(60.0)
+                os._exit(0)
 
 
 class Squares:

@@ -166,17 +166,22 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     )
     with session(driver):
         driver.run()
+    return _compared(run.log, new, why)
+
+
+def _compared(log: RunLog, new: RunLog, why: str | None) -> Replay:
+    """Return what the log of a replay shows; ``why``: the reason if the model was not computed."""
     bits = "SELECT slot, version, digest FROM updates ORDER BY slot, version"
     updates = new.rows(bits)
     counts = sum(1 for _ in new.events()), len(updates)
-    resets = len(_resets(run.log))
-    for logged, replayed in zip_longest(queries.decisions(run.log), queries.decisions(new)):
+    resets = len(_resets(log))
+    for logged, replayed in zip_longest(queries.decisions(log), queries.decisions(new)):
         if logged != replayed:
             step = (logged or replayed).step
             return Replay(*counts, False, None, f"step {step}: logged {logged}, replayed {replayed}", resets)
     if why is not None:
         return Replay(*counts, True, None, why, resets)
-    for old, now in zip_longest(run.log.rows(bits), updates):
+    for old, now in zip_longest(log.rows(bits), updates):
         if old != now:
             return Replay(*counts, True, False, f"first at version {(old or now)[1]}", resets)
     return Replay(*counts, True, True, None, resets)
