@@ -20,7 +20,7 @@ _CELL = 0.5  # seconds between redraws in a notebook
 _PLAIN = 2.0  # seconds between lines elsewhere
 
 
-class Progress(Callback):
+class LiveProgress(Callback):
     """A callback that shows loss, metric, steps, seconds and the number of workers on time.
 
     ``console``: by default standard error or, in a notebook, the cell's output, with a plot of the loss.
@@ -153,5 +153,5 @@ def showing(progress: bool, callbacks: Callbacks) -> Iterator[Callbacks]:
     if not progress:
         yield callbacks
         return
-    with Progress() as shown:
+    with LiveProgress() as shown:
         yield callbacks.also(shown)

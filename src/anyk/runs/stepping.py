@@ -22,7 +22,7 @@ from anyk.codes import Code
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
-from anyk.problems.watch import Watch, is_glanced_at
+from anyk.problems.watch import CodeWatch, is_glanced_at
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
 from anyk.runs.defaults import with_usual_batch
@@ -225,7 +225,7 @@ class SteppedRounds:
         for remark in remarks if self._into is None else ():  # the loop's module is what it begins with
             warnings.warn(remark, RuntimeWarning, stacklevel=outside())
 
-    def _look(self, watch: Watch, number: int) -> None:
+    def _look(self, watch: CodeWatch, number: int) -> None:
         """Have the problem's code compared with what it was, more rarely the more steps there have been."""
         if number.bit_count() == 1 or number + 1 == self._last:
             watch.check()

@@ -155,7 +155,7 @@ def _check_slope(problem: Problem, w: Vector, gradient: Vector, direction: Vecto
     )
 
 
-class _Pieces:
+class _SquarePartitions:
     def __init__(self, m: int, d: int, dtype: str, faults: dict[int, str]) -> None:
         self.dimension, self.dtype = d, np.dtype(dtype)
         self.sizes = (1,) * m
@@ -227,12 +227,12 @@ class Squares:
     ) -> None:
         self.samples, self.dimension, self.dtype = samples, d, np.dtype(dtype)
         self.faults = faults or {}
-        self.centres = _Pieces(samples, d, dtype, {}).centres
+        self.centres = _SquarePartitions(samples, d, dtype, {}).centres
 
-    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _Pieces:
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _SquarePartitions:
         # one sample for each partition, whatever the shares
         self.samples = partitions
-        pieces = _Pieces(partitions, self.dimension, self.dtype.str, self.faults)
+        pieces = _SquarePartitions(partitions, self.dimension, self.dtype.str, self.faults)
         self.centres = pieces.centres
         return pieces
 

@@ -51,7 +51,7 @@ from anyk.problems.network_problem import (
 from anyk.problems.replicas import adds_up, model_like, not_a_sum, nudge_signs, trial_groups, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, Computing, Watch, compare_copies, other_numbers
+from anyk.problems.watch import DATA, CodeWatch, Computing, compare_copies, other_numbers
 
 if TYPE_CHECKING:
     from readjax import Source
@@ -317,7 +317,7 @@ class JaxProblem(NetworkProblem):
         texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
         return DecompiledPartitions(texts, data.arrays, ends.tolist(), self.dimension, self.dtype)
 
-    def watch_code(self) -> Watch:
+    def watch_code(self) -> CodeWatch:
         """Return an object that notices if the given loss or model compute something else than now."""
         network = self._network
         roots = {"the loss": network.loss, DATA: self._data.arrays, **self._data.code}
@@ -332,7 +332,7 @@ class JaxProblem(NetworkProblem):
             state = self._held.state if model.state is None else model.state
             return self._gradient_of(model, self._held._replace(fixed=model.fixed, state=state), rows)
 
-        return Watch(Computing(variables, gradient), self._rounding())
+        return CodeWatch(Computing(variables, gradient), self._rounding())
 
     def _rounding(self) -> float:
         return _ROUNDINGS * float(np.finfo(self.dtype).eps)

@@ -28,7 +28,7 @@ def _pickle_by_value(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Return the bytes of a value, whose classes may be of a script, and beside them the bytes of its arrays."""
     import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> object:
             reduced = super().reducer_override(obj)
             if isinstance(reduced, tuple) and isinstance(obj, type) and is_equinox(obj):
@@ -38,7 +38,7 @@ def _pickle_by_value(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
     raw: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    Pickler(stream, protocol=5, buffer_callback=raw.append).dump(value)
+    ModelPickler(stream, protocol=5, buffer_callback=raw.append).dump(value)
     return stream.getvalue(), raw
 
 

@@ -70,15 +70,15 @@ from anyk.problems.torch.network import (
 )
 from anyk.problems.torch.tensor_samples import (
     CannotCombine,
+    ItemReading,
     Items,
-    Reading,
     finite_samples_of,
     labels_of,
     samples_of,
     tensor_over,
 )
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, DATA_SET, Computing, Watch, compare_copies, other_numbers
+from anyk.problems.watch import DATA, DATA_SET, CodeWatch, Computing, compare_copies, other_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -251,7 +251,7 @@ class TorchProblem(NetworkProblem):
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = checked_l2(l2)
         # a sum, or a mean over terms that are counted, is right for any number of samples
-        reading = Reading(collate_fn, takes, transform, eval_transform, as_many=mean and count is None)
+        reading = ItemReading(collate_fn, takes, transform, eval_transform, as_many=mean and count is None)
         data = samples_of(dataset, "the data set", self.dtype, reading)
         no_labels = "the targets are not an array of one integer for each sample"
         self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
@@ -455,9 +455,9 @@ class TorchProblem(NetworkProblem):
         use_leaves(other._network, self.changing_values, leaves, places)
         return other
 
-    def watch_code(self) -> Watch:
+    def watch_code(self) -> CodeWatch:
         """Return an object that notices if the given module, loss or data set compute something else than now."""
-        return Watch(self._present(self.split(1)), self._rounding(), is_read=self._is_read)
+        return CodeWatch(self._present(self.split(1)), self._rounding(), is_read=self._is_read)
 
     def _is_read(self, name: str) -> bool:
         """Return whether the loss may depend on a variable of the data, by the variable's name."""
@@ -752,7 +752,7 @@ class TorchProblem(NetworkProblem):
         return 1 if alone else self._microbatch or DEFAULT_MICROBATCH
 
 
-def _held_out_samples(held_out: Any, dtype: DType, reading: Reading) -> Samples:
+def _held_out_samples(held_out: Any, dtype: DType, reading: ItemReading) -> Samples:
     """Return a user's held-out data, perhaps in a loader, as samples."""
     if is_loader(held_out):
         loaded = read_loader(held_out, "held_out")

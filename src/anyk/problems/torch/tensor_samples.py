@@ -96,7 +96,7 @@ class CannotCombine(RunFailed):
     """The error for items that cannot be combined, although others may be."""
 
 
-class Reading(NamedTuple):
+class ItemReading(NamedTuple):
     """The conversion of items to samples, and of samples to a batch.
 
     ``collate``: combines samples, by default as torch does. ``free``: a batch may have any type. ``transform``: turns
@@ -111,7 +111,7 @@ class Reading(NamedTuple):
     as_many: bool = False
 
     @property
-    def evaluated(self) -> Reading:
+    def evaluated(self) -> ItemReading:
         """The conversion for evaluation."""
         return self._replace(transform=self.eval_transform)
 
@@ -131,7 +131,7 @@ class Items(Samples):
     processes = 0  # number of processes that each worker starts to read items
     _readers: _Readers | None = None
 
-    def __init__(self, data: object, reading: Reading) -> None:
+    def __init__(self, data: object, reading: ItemReading) -> None:
         self.mark, self._reading = data, reading
         self._rows: Index | None = None  # the items of the data set that are samples, if not all
 
@@ -267,7 +267,7 @@ def _array(array: object, name: str, dtype: DType) -> Array:
     return number_array(array, name, dtype)
 
 
-def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Samples:
+def samples_of(data: object, name: str, dtype: DType, reading: ItemReading) -> Samples:
     """Return a user's training data as samples; raise :class:`~anyk.BadInput` if that is impossible."""
     from torch.utils.data import IterableDataset
 
@@ -286,7 +286,7 @@ def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Sampl
     return finite_samples_of(data, name, dtype, reading)
 
 
-def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
+def finite_samples_of(data: Any, name: str, dtype: DType, reading: ItemReading) -> Samples:
     """Return the same as :func:`samples_of`, but refuse streams."""
     from torch.utils.data import IterableDataset
 
@@ -302,7 +302,7 @@ def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> S
     return _items_of(data, name, reading) if in_memory is None else in_memory
 
 
-def _arrays_of(data: Any, name: str, dtype: DType, reading: Reading) -> Arrays | None:
+def _arrays_of(data: Any, name: str, dtype: DType, reading: ItemReading) -> Arrays | None:
     """Return a tuple, list or dictionary of arrays or tensors, or a data set of tensors, as samples; else None."""
     import torch
 
@@ -321,7 +321,7 @@ def _arrays_of(data: Any, name: str, dtype: DType, reading: Reading) -> Arrays |
     return None
 
 
-def _items_of(data: Any, name: str, reading: Reading) -> Items:
+def _items_of(data: Any, name: str, reading: ItemReading) -> Items:
     """Return the items of a map-style data set as samples."""
     import torch
 
