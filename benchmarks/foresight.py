@@ -105,8 +105,9 @@ def replay(asked):
         fleet = MeasuredFleet(times, np.zeros(times.shape, bool), 1 / WORKERS, 0.0)
         for spec in EIGHT:
             strategy = anyk.strategy(spec, workers=WORKERS)
-            by = "round" if strategy.facts.exact or spec.startswith("agc") else "task"
-            with anyk.clusters.Processes(WORKERS, delays=anyk.delays.TableDelays(times, by=by)) as cluster:
+            rounds = strategy.facts.exact or spec.startswith("agc")
+            delays = anyk.delays.TableDelays(times, by="round" if rounds else "task")
+            with anyk.clusters.Processes(WORKERS, delays=delays) as cluster:
                 each = steps // anyk.protocol.models_trained(strategy)
                 run = anyk.train(problem, strategy, cluster, steps=each, evaluate="none")
             errors[spec].append(run.seconds / run.jobs / float(fleet.durations(strategy)[: run.jobs].mean()) - 1.0)

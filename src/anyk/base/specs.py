@@ -118,8 +118,8 @@ def with_files(spec: str, change: Callable[[str], str], *registries: Registry[An
     Raises :class:`~anyk.BadInput` for file names that a spec cannot contain.
     """
     name, values = parse(spec)
-    known = [registry for registry in registries if name in registry.entries]  # before any plug-in is loaded
-    home = next(iter(known or [registry for registry in registries if name in registry]), None)
+    loaded = [registry for registry in registries if name in registry.entries]  # before any plug-in is loaded
+    home = next(iter(loaded or [registry for registry in registries if name in registry]), None)
     if home is None:
         return spec
     entry = home.entries[name]

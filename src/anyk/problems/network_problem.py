@@ -70,11 +70,11 @@ def is_collected(metric: object) -> TypeGuard[Collected]:
 
 def fresh(metric: Collected) -> Any:
     """Return a copy of a metric that has received no batch yet: values of one evaluation do not reach the next."""
-    own = deepcopy(metric)
-    reset = getattr(own, "reset", None)
+    copied = deepcopy(metric)
+    reset = getattr(copied, "reset", None)
     if callable(reset):
         reset()
-    return own
+    return copied
 
 
 def check_metrics(metrics: Any) -> ByName:
@@ -87,20 +87,20 @@ def check_metrics(metrics: Any) -> ByName:
         )
     if not metrics:
         raise BadInput(NO_METRICS)
-    own: ByName = {}
+    checked: ByName = {}
     for name, metric in metrics.items():
-        own[name] = metric
+        checked[name] = metric
         if isinstance(metric, type):
             raise BadInput(f"metric '{name}' is a class; give an object of it, {metric.__name__}(…)")
         if is_collected(metric):
             try:
-                own[name] = fresh(metric)  # the user's own object may receive further batches
+                checked[name] = fresh(metric)  # the user's own object may receive further batches
             except Exception as error:
                 raise BadInput(
                     f"metric '{name}' has update and compute, but cannot be copied and reset for an evaluation: "
                     f"{describe_error(error)}"
                 ) from None
-    return own
+    return checked
 
 
 def metric_number(name: str, value: Any) -> float:
@@ -177,11 +177,11 @@ class NetworkProblem(ProblemAbilities):
             raise BadInput("sampling='weights' draws samples in proportion to their weights; give weights=…")
         if held_out_weights is not None and self._held_out is None:
             raise BadInput("held_out_weights are of held-out samples; give held_out, too")
-        for data, given, name in (
+        for data, values, name in (
             (self._data, weights, "weights"),
             (self._held_out, held_out_weights, "held_out_weights"),
         ):
-            if data is None or given is None:
+            if data is None or values is None:
                 continue
             if not data.takes_weights:
                 raise BadInput(
@@ -189,7 +189,7 @@ class NetworkProblem(ProblemAbilities):
                     "have none in memory; let the data contain the weights, and let a loss with reduction='sum' "
                     "multiply by them"
                 )
-            data.weights = sample_weights(given, len(data), name)
+            data.weights = sample_weights(values, len(data), name)
         self.by_weight = sampling == "weights" and self._data.weights is not None
 
     def _note_given(self, data: Any, held_out: Any, weights: Any, held_out_weights: Any) -> None:

@@ -150,7 +150,7 @@ class Predictor:
             raise BadInput(f"the columns of {where} are not equally long")
         if self.encoding.columns:
             places = self.encoding.places(table.names, where)
-            return self.encoding.encode([table.columns[place] for place in places], where, tell)
+            return self.encoding.encode([table.columns[index] for index in places], where, tell)
         for name, column in zip(table.names, table.columns, strict=True):
             if column.dtype.kind != "f":
                 raise BadInput(f"column '{name}' of {where} holds text, but the model learned from numbers alone")
@@ -220,9 +220,9 @@ def _column(values: object, where: str) -> Array:
     missing = values.isna() if hasattr(values, "isna") else [cell is None or cell != cell for cell in column]
     absent = np.array(missing, dtype=bool)
     column = np.array([cell.isoformat() if isinstance(cell, date) else cell for cell in column], dtype=object)
-    text = all(isinstance(cell, str) for cell in column[~absent])
-    column[absent] = None if text else np.nan
+    is_text = all(isinstance(cell, str) for cell in column[~absent])
+    column[absent] = None if is_text else np.nan
     try:
-        return column if text else column.astype(float)
+        return column if is_text else column.astype(float)
     except (TypeError, ValueError):
         raise BadInput(f"a column of {where} holds numbers and text together; make it one of the two") from None

@@ -58,8 +58,8 @@ def _absences_in_floor(log: RunLog, workers: int) -> list[Outage]:
     absent, noticed = _absences(log, workers)
     last = queries.totals(log).time
     leaving = [Outage(last + 1.0, worker, last + 1.0, last + 1.0 - time) for worker, time in noticed.items()]
-    ends = ((each, max(last, each.start) if each.end == inf else each.end) for each in absent)
-    return [*leaving, *(Outage(each.start, each.worker, end, each.notice) for each, end in ends)]
+    ends = ((absence, max(last, absence.start) if absence.end == inf else absence.end) for absence in absent)
+    return [*leaving, *(Outage(absence.start, absence.worker, end, absence.notice) for absence, end in ends)]
 
 
 def floor_seconds(

@@ -62,7 +62,7 @@ class Step:
     @cached_property
     def receipts(self) -> tuple[Receipt, ...]:
         """The receipt of each round whose gradient is in the step, when this is first read."""
-        return tuple(self._receipt(self.number * self._rounds + place + 1) for place in range(self._rounds))
+        return tuple(self._receipt(self.number * self._rounds + index + 1) for index in range(self._rounds))
 
     @property
     def receipt(self) -> Receipt:
@@ -129,7 +129,7 @@ class _Loop(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each of the user's objects, and how many rounds are accumulated."""
-        return {"accumulate": self._accumulate, "keep": [each.state_dict() for each in self._keep]}
+        return {"accumulate": self._accumulate, "keep": [item.state_dict() for item in self._keep]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the user's objects."""
@@ -143,8 +143,8 @@ class _Loop(Callback):
             raise BadInput(
                 f"the run stores the states of {len(states)} objects, keep has {len(self._keep)}; give the same"
             )
-        for each, state in zip(self._keep, states, strict=True):
-            each.load_state_dict(state)
+        for item, state in zip(self._keep, states, strict=True):
+            item.load_state_dict(state)
 
 
 @dataclass(eq=False, repr=False)

@@ -57,17 +57,17 @@ def looks_like_a_date(cell: str) -> bool:
     >>> [looks_like_a_date(cell) for cell in ("2024-12-31", "31.12.24 8:00", "Dec 31, 2024", "10-20", "1.2.3", "Fri")]
     [True, True, True, False, False, False]
     """
-    text = cell.strip().lower()
-    if _DATES.fullmatch(text):
+    lowered = cell.strip().lower()
+    if _DATES.fullmatch(lowered):
         return True
-    if _IN_WORDS.fullmatch(text):
+    if _IN_WORDS.fullmatch(lowered):
         return True
-    words = re.findall(r"[^\W\d_]+", text)
+    words = re.findall(r"[^\W\d_]+", lowered)
     return (
         bool(words)
         and all(word in _WORDS_OF_DATES for word in words)
         and any(word in _MONTHS for word in words)
-        and any(sign.isdigit() for sign in text)
+        and any(sign.isdigit() for sign in lowered)
     )
 
 
@@ -100,9 +100,9 @@ def marked_number(cell: str) -> tuple[float, str] | None:
     >>> [marked_number(cell) for cell in ("$1,200.50", "45 %", "-3kg", "12", "1,5", "A12")]
     [(1200.5, '$'), (45.0, '%'), (-3.0, 'kg'), (12.0, ''), None, None]
     """
-    text = cell.strip()
-    if text.startswith("(") and text.endswith(")"):  # as accounts write what is owed
-        inner = marked_number(text[1:-1])
+    stripped = cell.strip()
+    if stripped.startswith("(") and stripped.endswith(")"):  # as accounts write what is owed
+        inner = marked_number(stripped[1:-1])
         return None if inner is None else (-inner[0], inner[1])
     match = _MARKED.fullmatch(cell)
     if match is None:
@@ -157,13 +157,13 @@ def read_dates(cells: Array, where: str) -> Floats:
     for row, cell in enumerate(cells.tolist()):
         if cell is None or cell != cell:
             continue
-        text = f"{cell:.0f}" if isinstance(cell, float) else cell
+        word = f"{cell:.0f}" if isinstance(cell, float) else cell
         try:
-            values[row] = days(text)
-            zones.setdefault(datetime.fromisoformat(text.strip()).tzinfo is not None, text)
+            values[row] = days(word)
+            zones.setdefault(datetime.fromisoformat(word.strip()).tzinfo is not None, word)
         except (ValueError, OverflowError):
             raise BadInput(
-                f"{where} should hold dates, but '{shown(text)}' in row {row + 1} is no ISO date, such as 2024-12-31 "
+                f"{where} should hold dates, but '{shown(word)}' in row {row + 1} is no ISO date, such as 2024-12-31 "
                 "or 2024-12-31T23:59+01:00, whose day and month cannot be confused; write dates so, or leave the "
                 "column out"
             ) from None
@@ -183,12 +183,12 @@ def read_numbers(cells: Array, where: str, unit: str | None = None) -> tuple[Flo
     if cells.dtype.kind == "f":
         cells = _objects(None if np.isnan(cell) else repr(cell) for cell in cells.tolist())
     values = np.full(len(cells), np.nan)
-    known: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for row, cell in enumerate(cells.tolist()):
         if cell is None:
             continue
-        if cell not in known:
-            known[cell], unit_here = _number_and_unit(cell, where, row)
+        if cell not in numbers:
+            numbers[cell], unit_here = _number_and_unit(cell, where, row)
             if unit is None:
                 unit = unit_here
             if unit_here != unit:
@@ -196,7 +196,7 @@ def read_numbers(cells: Array, where: str, unit: str | None = None) -> tuple[Flo
                 raise BadInput(
                     f"{where} has numbers with {others}, but '{shown(cell)}' in row {row + 1}; convert them to one unit"
                 )
-        values[row] = known[cell]
+        values[row] = numbers[cell]
     return values, unit or ""
 
 
@@ -384,10 +384,10 @@ def like_an_identifier(column: Array) -> bool:
     if len(column) < 20:
         return False
     if column.dtype.kind == "f":
-        there = column[np.isfinite(column)]
-        if not len(there) or (there != np.floor(there)).any():
+        present = column[np.isfinite(column)]
+        if not len(present) or (present != np.floor(present)).any():
             return False
-        different = len(np.unique(there))
+        different = len(np.unique(present))
     else:
         different = len({value for value in column.tolist() if value is not None})
     return different >= 0.95 * len(column)
@@ -397,11 +397,11 @@ def like_dates_in_digits(column: Array) -> bool:
     """Return whether a column of numbers has the form 20241231 throughout."""
     if column.dtype.kind != "f":
         return False
-    there = np.unique(column[np.isfinite(column)])
-    if len(there) < 2 or there[0] < 19_000_101 or there[-1] > 21_001_231 or (there != np.floor(there)).any():
+    present = np.unique(column[np.isfinite(column)])
+    if len(present) < 2 or present[0] < 19_000_101 or present[-1] > 21_001_231 or (present != np.floor(present)).any():
         return False
     try:
-        for value in there.tolist():
+        for value in present.tolist():
             datetime.fromisoformat(f"{value:.0f}")
     except ValueError:
         return False
@@ -417,10 +417,10 @@ def like_thousands(column: Array) -> bool:
     if column.dtype.kind != "f":
         return False
     sizes = np.abs(column[np.isfinite(column) & (column != 0)])
-    whole = sizes == np.floor(sizes)
-    if not 0.05 * len(sizes) < whole.sum() < len(sizes) or (sizes < 1).any() or (sizes >= 1000).any():
+    is_whole = sizes == np.floor(sizes)
+    if not 0.05 * len(sizes) < is_whole.sum() < len(sizes) or (sizes < 1).any() or (sizes >= 1000).any():
         return False
-    thousandths = sizes[~whole] * 1000
+    thousandths = sizes[~is_whole] * 1000
     exact = np.abs(thousandths - np.round(thousandths)) < 1e-6
     three = np.round(thousandths) % 10 != 0  # three decimals, none of which ends in 0
     return bool(exact.all() and 2 * three.sum() > len(three))
@@ -442,10 +442,10 @@ def perhaps_missing(column: Array) -> str | None:
         return None
     for value, count, others in ((values[0], counts[0], values[1:]), (values[-1], counts[-1], values[:-1])):
         apart = np.abs(others - value).min() > others[-1] - others[0] or (value == -1.0 and others[0] > 0.0)
-        text = f"{value:.0f}" if value == np.floor(value) and abs(value) < _LABEL else repr(float(value))
-        usual = _NINES.fullmatch(text) is not None
+        number = f"{value:.0f}" if value == np.floor(value) and abs(value) < _LABEL else repr(float(value))
+        usual = _NINES.fullmatch(number) is not None
         if count > 1 and apart and (usual or (len(others) >= _SEVERAL and 2 * count <= counts.sum())):
-            return text
+            return number
     return None
 
 

@@ -68,10 +68,10 @@ class Encoding:
         """
         fitted = []
         for described, column in zip(columns, values, strict=True):
-            place = f"column '{shown(described.name)}' of {where}"
+            column_name = f"column '{shown(described.name)}' of {where}"
             present = column[rows][~missing_values(column[rows])]
             if fill is not None and not len(present):
-                raise BadInput(f"{place} has no value in the rows to learn from; leave it out")
+                raise BadInput(f"{column_name} has no value in the rows to learn from; leave it out")
             replacement: float | str | None = None
             categories: tuple[str, ...] = ()
             if column.dtype.kind == "f":
@@ -115,8 +115,8 @@ class Encoding:
         if not self.named and len(names) == len(self.columns):
             return list(range(len(names)))
         places_of = defaultdict(list)
-        for place, name in enumerate(names):
-            places_of[name].append(place)
+        for index, name in enumerate(names):
+            places_of[name].append(index)
         positions, lacking = [], []
         for column in self.columns:
             if places_of[column.name]:
@@ -145,8 +145,8 @@ class Encoding:
         except BadInput:
             return set()
         return {
-            place
-            for place, column in zip(positions, self.columns, strict=True)
+            index
+            for index, column in zip(positions, self.columns, strict=True)
             if column.categories or column.date or column.unit is not None
         }
 

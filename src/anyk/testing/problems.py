@@ -51,9 +51,9 @@ def check_problem(problem: Problem, *, partitions: int = 3, seed: int = 0) -> No
     _check_losses(problem, pieces, w, tolerance)
     for _ in range(3):
         _check_slope(problem, w, gradient, random.normal(size=problem.dimension))
-    whole = problem.split(1)
-    whole.load([0])
-    assert _near(_expanded(whole, 0, w), total, tolerance), "the gradient depends on how the data is cut"
+    single = problem.split(1)
+    single.load([0])
+    assert _near(_expanded(single, 0, w), total, tolerance), "the gradient depends on how the data is cut"
 
 
 def _check_metrics(problem: Problem, w: Vector) -> None:
@@ -92,12 +92,12 @@ def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -
     assert gradient.shape == (length,), f"the gradient of partition {j} has shape {gradient.shape}, not ({length},)"
     assert gradient.dtype == pieces.dtype, f"the gradient of partition {j} is {gradient.dtype}, not {pieces.dtype}"
     assert np.isfinite(gradient).all(), f"the gradient of partition {j} is not finite"
-    again = np.asarray(pieces.partial_gradient(j, w))
-    assert np.array_equal(gradient, again), f"the gradient of partition {j} differs from call to call"
+    second = np.asarray(pieces.partial_gradient(j, w))
+    assert np.array_equal(gradient, second), f"the gradient of partition {j} differs from call to call"
     size = pieces.sizes[j]
     if size > 1:
         rows = np.arange(size, dtype=np.intp)
-        parts = [np.asarray(pieces.partial_gradient(j, w, part)) for part in (rows[::2], rows[1::2])]
+        parts = [np.asarray(pieces.partial_gradient(j, w, selected)) for selected in (rows[::2], rows[1::2])]
         assert _near(parts[0] + parts[1], gradient, tolerance), f"the rows do not add up to partition {j}; {_SUMS}"
     only = partition_abilities(pieces).only
     if only:
@@ -124,7 +124,9 @@ def _check_losses(problem: Problem, pieces: Partitions, w: Vector, tolerance: fl
     )
     for j, size in enumerate(pieces.sizes):
         rows = np.arange(size, dtype=np.intp)
-        parts = sum(partial_loss(j, w, part) for part in (rows[: size // 2], rows[size // 2 :]) if len(part))
+        parts = sum(
+            partial_loss(j, w, selected) for selected in (rows[: size // 2], rows[size // 2 :]) if len(selected)
+        )
         assert abs(parts - losses[j]) <= tolerance * (1.0 + abs(losses[j])), (
             f"the losses of rows do not add up to that of partition {j}"
         )
@@ -246,10 +248,10 @@ class Squares:
 
     def sampled(self, samples: int) -> Squares:
         """Return the problem with a sample of its terms."""
-        part = copy(self)
-        part.centres = self.centres[some_rows(self.samples, samples, "train")]
-        part.samples = len(part.centres)
-        return part
+        sample = copy(self)
+        sample.centres = self.centres[some_rows(self.samples, samples, "train")]
+        sample.samples = len(sample.centres)
+        return sample
 
     def smoothness(self) -> float:
         """1, the curvature of each square."""

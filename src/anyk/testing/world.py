@@ -42,8 +42,8 @@ Place = tuple[int, int]  # task and chunk of a message
 class Broken(AssertionError):
     """A strategy has broken a rule; ``kind`` names the rule, or the exception that it raised."""
 
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, kind: str, sentence: str) -> None:
+        super().__init__(sentence)
         self.kind = kind
 
 

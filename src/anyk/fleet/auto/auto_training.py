@@ -108,12 +108,12 @@ class Auto:
         parts: list[dict[str, Array]] = []
         before = 0.0
         for run in self.runs:
-            part = run.history_of(slot)
-            new = part["step"] > run.begun if parts else part["step"] >= 0  # without the version it started from
-            parts.append({name: column[new] for name, column in part.items()})
+            history = run.history_of(slot)
+            new = history["step"] > run.begun if parts else history["step"] >= 0  # without the version it started from
+            parts.append({name: column[new] for name, column in history.items()})
             parts[-1]["seconds"] += before
             before += run.seconds
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[-1]}
+        return {name: np.concatenate([history[name] for history in parts]) for name in parts[-1]}
 
     def report(self) -> dict[str, Any]:
         """Return the runs, plans and promises as plain values for JSON."""

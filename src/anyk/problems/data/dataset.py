@@ -198,14 +198,14 @@ def read_target(values: Array, task: Task | Literal["auto"], where: str) -> tupl
     20 different values that occur at least twice on average. Any other target is for regression. Classes are numbered
     in the order of their values. ``where`` names the target in errors.
     """
-    text = values.dtype.kind not in "fiub"
+    is_text = values.dtype.kind not in "fiub"
     labels, codes = np.unique(values, return_inverse=True)
     if task == "auto":
         few = len(labels) <= min(MOST_CLASSES, len(values) / 2)
-        classes = text or (few and _all_whole(labels))
+        classes = is_text or (few and _all_whole(labels))
         task = "binary" if len(labels) <= 2 else "multiclass" if classes else "regression"
     if task == "regression":
-        if text:
+        if is_text:
             raise BadInput(
                 f"{where} holds text, such as '{labels[0]}', but regression needs numbers; use task=multiclass"
             )
@@ -289,8 +289,8 @@ class Dirichlet:
         used, partitions = np.zeros_like(counts), []
         for j, (a, b) in enumerate(pairwise(ends.tolist())):
             amounts = _sample_amounts(self.alpha, counts - used, b - a, generator(self.seed, "dirichlet", j))
-            own = [rows[c][used[c] : used[c] + number] for c, number in enumerate(amounts.tolist())]
-            partitions.append(np.sort(np.concatenate(own)))
+            taken = [rows[c][used[c] : used[c] + number] for c, number in enumerate(amounts.tolist())]
+            partitions.append(np.sort(np.concatenate(taken)))
             used += amounts
         return np.concatenate(partitions).astype(np.intp)
 

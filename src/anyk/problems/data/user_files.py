@@ -341,20 +341,24 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
             f"{shown(file)} has {rows_text(table.rows)} and {len(names)} column{'s' * (len(names) != 1)} (separated by "
             "commas); a target, a feature and two rows are the least"
         )
-    place, how = target_column(names, file, settings.target)
-    where = f"column '{shown(names[place])}' of {shown(file)}"
+    target, how = target_column(names, file, settings.target)
+    where = f"column '{shown(names[target])}' of {shown(file)}"
     kinds = _kinds(table, file, settings.cells)
-    features, left_out = _features(table, file, settings, place)
+    features, left_out = _features(table, file, settings, target)
     if settings.target is None:
         how += _other_label([names[i] for i in features])
-    remarks = (f"label '{shown(names[place])}'{how}", *remarks, *left_out)
+    remarks = (f"label '{shown(names[target])}'{how}", *remarks, *left_out)
     table.check_readable(
-        [i for i in (place, *features) if kinds.get(i) != "date" or table.columns[i].dtype.kind == "f"], file
+        [i for i in (target, *features) if kinds.get(i) != "date" or table.columns[i].dtype.kind == "f"], file
     )
     y = _target(
-        without_missing(table.columns[place], settings.cells.missing), kinds.get(place), names[place], where, settings
+        without_missing(table.columns[target], settings.cells.missing),
+        kinds.get(target),
+        names[target],
+        where,
+        settings,
     )
-    _notice_missing(shown(names[place]), y, file, settings, remedy="leave out these rows if it does")
+    _notice_missing(shown(names[target]), y, file, settings, remedy="leave out these rows if it does")
     described, values = [], []
     for i in features:
         column, cells = _read_column(table, i, kinds.get(i), file, settings)
@@ -370,7 +374,7 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
         if gaps := sum(int(missing_values(cells).sum()) for cells in numbers):
             remarks += (f"{gaps:,} missing value{'s' * (gaps != 1)} filled in by {settings.fill}",)
     columns = Encoding.fitted(described, values, rows, settings.fill, shown(file))
-    encoding = Encoding(columns, table.header, label=names[place], missing=settings.cells.missing)
+    encoding = Encoding(columns, table.header, label=names[target], missing=settings.cells.missing)
     plain_columns = tuple(replace(column, date=False, unit=None) for column in columns)  # as values are read already
     for i, column, cells in zip(features, columns, values, strict=True):
         if column.categories:
@@ -393,10 +397,10 @@ def _kinds(table: Table, file: Path, cells: Settings) -> dict[int, Kind]:
         ("text", "text", cells.text),
     )
     for setting, kind, wanted in stated:
-        for place in places_named(wanted, table.names, file, setting):
-            if place in kinds:
-                raise BadInput(f"column '{shown(table.names[place])}' is named by two of numbers, dates and text")
-            kinds[place] = kind
+        for index in places_named(wanted, table.names, file, setting):
+            if index in kinds:
+                raise BadInput(f"column '{shown(table.names[index])}' is named by two of numbers, dates and text")
+            kinds[index] = kind
     return kinds
 
 
@@ -486,12 +490,12 @@ def _target(y: Array, kind: Kind | None, name: str, where: str, settings: _FileS
 
 
 def _read_column(
-    table: Table, place: int, kind: Kind | None, file: Path, settings: _FileSettings
+    table: Table, index: int, kind: Kind | None, file: Path, settings: _FileSettings
 ) -> tuple[Column, Array]:
     """Return the description of a column to learn from, and its values: numbers, or text with None if missing."""
-    name = table.names[place]
+    name = table.names[index]
     where = f"column '{shown(name)}' of {shown(file)}"
-    cells = without_missing(table.columns[place], settings.cells.missing)
+    cells = without_missing(table.columns[index], settings.cells.missing)
     if kind == "date":
         return Column(name, date=True), read_dates(cells, where)
     if kind == "number":
@@ -564,17 +568,17 @@ def places_named(wanted: Sequence[str], names: Sequence[str], file: Path | str, 
     numbered = {str(i): i % len(names) for i in range(-len(names), len(names))}
     places = []
     for one in wanted:
-        found = [i for i, name in enumerate(names) if name == one]
-        if len(found) > 1:
+        indices = [i for i, name in enumerate(names) if name == one]
+        if len(indices) > 1:
             raise BadInput(
-                f"{shown(file)} has {len(found)} columns '{shown(one)}'; in {setting} give their numbers, "
-                f"{' or '.join(map(str, found))}"
+                f"{shown(file)} has {len(indices)} columns '{shown(one)}'; in {setting} give their numbers, "
+                f"{' or '.join(map(str, indices))}"
             )
-        if not found and one in numbered:
-            found = [numbered[one]]
-        if not found:
+        if not indices and one in numbered:
+            indices = [numbered[one]]
+        if not indices:
             raise BadInput(f"{shown(file)} has no column '{shown(one)}' for {setting}; {column_hint(one, names)}")
-        places += found
+        places += indices
     return list(dict.fromkeys(places))
 
 
@@ -603,13 +607,13 @@ def target_column(names: Sequence[str], file: Path | str, target: str | None) ->
             )
         return names.index(target), ""
     try:
-        place = int(target)
+        index = int(target)
     except ValueError:
         raise BadInput(
             f"{shown(file)} has no column '{shown(target)}' for the target; {column_hint(target, names)}"
         ) from None
-    if not -len(names) <= place < len(names):
+    if not -len(names) <= index < len(names):
         raise BadInput(
-            f"{shown(file)} has {len(names)} columns, so target is a number from 0 to {len(names) - 1}, got {place}"
+            f"{shown(file)} has {len(names)} columns, so target is a number from 0 to {len(names) - 1}, got {index}"
         )
-    return place % len(names), ""
+    return index % len(names), ""

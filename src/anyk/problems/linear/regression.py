@@ -227,11 +227,11 @@ class LinearProblem(ProblemAbilities):
     def _penalty(self) -> float | Vector:
         """Return the regulariser's factor of all coordinates, or of each, shape (dimension,)."""
         scaling = self.scaling
-        own = scaling is None or (scaling.units is not None and np.array_equal(scaling.units, scaling.scale))
-        if not self.l2 or (own and not self.intercept):
+        in_own_units = scaling is None or (scaling.units is not None and np.array_equal(scaling.units, scaling.scale))
+        if not self.l2 or (in_own_units and not self.intercept):
             return self.l2
         factors = np.full((self.X.shape[1], self.outputs), self.l2)
-        if scaling is not None and not own:
+        if scaling is not None and not in_own_units:
             if scaling.units is not None:
                 factors[: len(scaling.scale)] *= (scaling.units**2)[:, None]
             factors[: len(scaling.scale)] /= (scaling.scale**2)[:, None]
@@ -258,7 +258,7 @@ class LinearProblem(ProblemAbilities):
         """Return ``start`` in the model's coordinates, or zeros."""
         w: Vector = np.zeros((self.X.shape[1], self.outputs), dtype=self.dtype)
         if self._start is not None:
-            weights, intercepts = (np.asarray(part, dtype=float) for part in self._start)
+            weights, intercepts = (np.asarray(array, dtype=float) for array in self._start)
             features = self.X.shape[1] - self.intercept
             if weights.shape != (features, self.outputs) or intercepts.shape != (self.outputs,):
                 raise BadInput(
@@ -305,7 +305,7 @@ class LinearProblem(ProblemAbilities):
         if self.X_test is None:
             return {}
         scored = [(y, self._scores(X, w)) for X, y in _blocks(self.X_test, self.y_test)]
-        y, scores = (np.concatenate(part) for part in zip(*scored, strict=True))
+        y, scores = (np.concatenate(arrays) for arrays in zip(*scored, strict=True))
         return self._metrics(y, scores) if np.isfinite(scores).all() else {self.metric: float("nan")}
 
     def sampled(self, samples: int) -> Self:

@@ -72,22 +72,22 @@ def check_module(module: object) -> None:
         )
     if not isinstance(module, torch.nn.Module):
         raise BadInput(f"the module must be a torch.nn.Module, got {_describe(module)}")
-    for name, part in module.named_modules():
-        if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.parallel.DistributedDataParallel):
             raise BadInput(
                 "the module is wrapped in DistributedDataParallel, whose processes average gradients themselves; give "
                 "the module inside, module.module"
             )
-        computed = [key for key, value in vars(part).items() if isinstance(value, torch.Tensor) and not value.is_leaf]
+        computed = [key for key, value in vars(layer).items() if isinstance(value, torch.Tensor) and not value.is_leaf]
         if computed:
-            place = f"{name}.{computed[0]}".removeprefix(".")
+            path = f"{name}.{computed[0]}".removeprefix(".")
             raise BadInput(
-                f"'{place}' of the module is computed from parameters, and torch cannot copy it; if "
+                f"'{path}' of the module is computed from parameters, and torch cannot copy it; if "
                 "torch.nn.utils.prune or its older weight_norm or spectral_norm left it there, use "
                 "torch.nn.utils.parametrizations or parametrize instead, or make it permanent (prune.remove); if a "
                 "forward pass stores it, .detach() it"
             )
-        if getattr(part, "scale_grad_by_freq", False):
+        if getattr(layer, "scale_grad_by_freq", False):
             raise BadInput(
                 f"'{name}' divides gradients by how often a number occurs in a batch (scale_grad_by_freq=True), so "
                 "that the gradient of a batch is not the sum of its samples'; use scale_grad_by_freq=False"
@@ -113,11 +113,11 @@ def is_mean(loss: object, reduction: str | None) -> bool:
     """Return whether the loss of a batch is a mean; refuse a mean that does not weigh all samples alike."""
     import torch
 
-    own = getattr(loss, "reduction", None)
-    own = "mean" if own == "batchmean" else own  # torch's KLDivLoss: the sum divided by the number of samples
-    if reduction is not None and own in ("mean", "sum") and reduction != own:
-        raise BadInput(f"reduction is '{reduction}', but the loss itself returns the {own}")
-    reduction = reduction or own or "mean"
+    stated = getattr(loss, "reduction", None)
+    stated = "mean" if stated == "batchmean" else stated  # torch's KLDivLoss: the sum divided by the number of samples
+    if reduction is not None and stated in ("mean", "sum") and reduction != stated:
+        raise BadInput(f"reduction is '{reduction}', but the loss itself returns the {stated}")
+    reduction = reduction or stated or "mean"
     if reduction not in ("mean", "sum"):
         raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
     weighted = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)) and loss.weight is not None
@@ -188,14 +188,18 @@ def check_loss(network: Network, outputs: object, targets: torch.Tensor, samples
         rows = slice(int(places[0]), int(places[-1]) + 1)
         parts = [leaf[rows].detach() for leaf in leaves]
         if nudge is not None:
-            parts = [_nudge_values(part, network, nudge) if part.is_floating_point() else part for part in parts]
-        inputs = [part.requires_grad_() for part in parts if part.is_floating_point()]
+            parts = [
+                _nudge_values(tensor, network, nudge) if tensor.is_floating_point() else tensor for tensor in parts
+            ]
+        inputs = [tensor.requires_grad_() for tensor in parts if tensor.is_floating_point()]
         loss = network.loss_at(pytree.tree_unflatten(parts, tree), targets[rows])
         gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
         by_sample = torch.cat([g.reshape(len(g), -1).double() for g in gradients if g is not None], dim=1)
         gradient = np.zeros((len(singles), by_sample.shape[1]))
-        whole = len(places) == count
-        gradient[... if whole else singles == places] = (by_sample[singles] if whole else by_sample).cpu().numpy()
+        all_samples = len(places) == count
+        gradient[... if all_samples else singles == places] = (
+            (by_sample[singles] if all_samples else by_sample).cpu().numpy()
+        )
         factor = len(places) if network.mean else 1
         return np.append(float(loss.detach()), gradient) * factor
 
@@ -420,33 +424,33 @@ def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
     def moved(parameter: torch.Tensor) -> torch.Tensor:
         return parameter.detach() * 1.03 + 0.03 if parameter.requires_grad else parameter.detach()
 
-    own = copy.deepcopy(network)
-    own.device = "cpu"
-    own.train()
-    for parameter in own.module.parameters():
+    twin = copy.deepcopy(network)
+    twin.device = "cpu"
+    twin.train()
+    for parameter in twin.module.parameters():
         if parameter.requires_grad:
             parameter.data = moved(parameter)
     states, outside = [], []
     for batch in batches:
         with seeded_generators(0, torch.device("cpu")):
-            own.loss_of(batch)
-        states.append(_state_of(own))
-        outside.append(_variables_outside(own))
+            twin.loss_of(batch)
+        states.append(_state_of(twin))
+        outside.append(_variables_outside(twin))
     for name, *_ in differences(*outside[:2]) if len(outside) > 1 else ():
         raise _refusal(name)
-    for (place, before), (_, after) in zip(_roots(network), _roots(own), strict=True):
+    for (suffix, before), (_, after) in zip(_roots(network), _roots(twin), strict=True):
         parameters = dict(after.named_parameters())
         for name, parameter in before.named_parameters():
             if name in parameters and _differ(moved(parameter), parameters[name].detach()):
-                raise _refusal(f"parameter '{name}'{place}")
+                raise _refusal(f"parameter '{name}'{suffix}")
     return states
 
 
 def _variables_outside(network: Network) -> Variables:
     """Return the numbers outside of parts of the module, such as global counters, that forward pass and loss read."""
-    found = variables_of({"the loss": network.loss, "the module": network.module}, arrays=False)
+    variables = variables_of({"the loss": network.loss, "the module": network.module}, arrays=False)
     outside = ("variable '", " of class ", " of attribute '")
-    return {name: value for name, value in found.items() if any(word in name for word in outside)}
+    return {name: value for name, value in variables.items() if any(word in name for word in outside)}
 
 
 def _roots(network: Network) -> list[tuple[str, torch.nn.Module]]:
@@ -464,18 +468,20 @@ def _state_of(network: Network) -> State:
     buffers: ByName = {}
     attributes: ByName = {}
     internal = vars(torch.nn.Module())
-    for place, root in _roots(network):
+    for suffix, root in _roots(network):
         norms = parts_of(root, network.norms) if root is network.module else []
-        for path, part in root.named_modules():
-            name = f"{path}.{{}}'{place}" if path else f"{{}}'{place}"
-            if part not in norms:
-                own = {key: value for key, value in part._buffers.items() if not (is_norm(part) and key == _COUNT)}
-                buffers |= {f"buffer '{name.format(key)}": value for key, value in own.items()}
-            own = {key: value for key, value in vars(part).items() if key not in internal}
-            attributes |= {f"attribute '{name.format(key)}": value for key, value in own.items()}
+        for path, layer in root.named_modules():
+            name = f"{path}.{{}}'{suffix}" if path else f"{{}}'{suffix}"
+            if layer not in norms:
+                contents = {
+                    key: value for key, value in layer._buffers.items() if not (is_norm(layer) and key == _COUNT)
+                }
+                buffers |= {f"buffer '{name.format(key)}": value for key, value in contents.items()}
+            contents = {key: value for key, value in vars(layer).items() if key not in internal}
+            attributes |= {f"attribute '{name.format(key)}": value for key, value in contents.items()}
     if not isinstance(network.loss, torch.nn.Module):
-        own = getattr(network.loss, "__dict__", {})
-        attributes |= {f"attribute '{key}' of the loss": value for key, value in own.items()}
+        contents = getattr(network.loss, "__dict__", {})
+        attributes |= {f"attribute '{key}' of the loss": value for key, value in contents.items()}
     return {name: _copies_in(value) for name, value in (buffers | attributes).items()}
 
 

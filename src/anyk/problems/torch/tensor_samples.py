@@ -61,7 +61,7 @@ class Tensors(NamedForm):
         """Return which of ``count`` arrays hold targets."""
         if self.keys is None:
             return [count - 1]
-        return [place for place, key in enumerate(self.keys) if key in _LABELS]
+        return [index for index, key in enumerate(self.keys) if key in _LABELS]
 
 
 def checked_arrays(arrays: Sequence[Any], name: str, dtype: DType, keys: Sequence[Any] | None = None) -> list[Array]:
@@ -69,9 +69,9 @@ def checked_arrays(arrays: Sequence[Any], name: str, dtype: DType, keys: Sequenc
     if len(arrays) < (2 if keys is None else 1):
         raise BadInput(f"{name} must be inputs and targets, (X, y), got {len(arrays)} array")
     checked = [_array(array, name, dtype) for array in arrays]
-    for place in Tensors(keys).target_places(len(checked)):
-        if checked[place].dtype.kind in "iu":
-            checked[place] = checked[place].astype(np.int64, copy=False)  # torch's losses demand this type
+    for index in Tensors(keys).target_places(len(checked)):
+        if checked[index].dtype.kind in "iu":
+            checked[index] = checked[index].astype(np.int64, copy=False)  # torch's losses demand this type
     check_lengths(checked, name)
     return checked
 
@@ -81,9 +81,9 @@ def labels_of(data: Samples) -> Array | None:
     targets: list[Array] = []
     match data:
         case Arrays(form=Tensors() as form, arrays=arrays):
-            targets = [arrays[place] for place in form.target_places(len(arrays))]
-    whole = len(targets) == 1 and targets[0].dtype.kind in "biu" and targets[0].ndim == 1
-    return targets[0] if whole else None
+            targets = [arrays[index] for index in form.target_places(len(arrays))]
+    has_labels = len(targets) == 1 and targets[0].dtype.kind in "biu" and targets[0].ndim == 1
+    return targets[0] if has_labels else None
 
 
 def _as_arrays(dtype: DType, named: dict[str, Array], where: str) -> dict[str, Array]:
@@ -201,7 +201,7 @@ class Items(Samples):
         if free:
             return batch
         parts = batch if isinstance(batch, (tuple, list)) else ()
-        if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
+        if len(parts) < 2 or not all(isinstance(tensor, torch.Tensor) for tensor in parts):
             what, got = ("an item of a data set", items[0]) if collate is None else ("a batch", batch)
             raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
         return tuple(parts)
@@ -231,9 +231,9 @@ class Items(Samples):
         tensors = [leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
         lengths = sorted({len(tensor) for tensor in tensors if tensor.dim()})
         if lengths and items not in lengths:
-            found = " or ".join(map(str, lengths))
+            sizes = " or ".join(map(str, lengths))
             raise BadInput(
-                f"collate_fn makes a batch of {found} samples of {items} items, so that the mean of its loss would "
+                f"collate_fn makes a batch of {sizes} samples of {items} items, so that the mean of its loss would "
                 f"count as that of {items}; give count=…, a function of a batch that returns the number of terms in "
                 "its mean, or a loss that is a sum, with reduction='sum'"
             )
@@ -252,7 +252,7 @@ def _listed(numbers: Sequence[int]) -> str:
 def _described(item: object) -> str:
     """Return an item of a data set in a few words."""
     if isinstance(item, (tuple, list)):
-        return f"{type(item).__name__} of {', '.join(type(part).__name__ for part in item) or 'nothing'}"
+        return f"{type(item).__name__} of {', '.join(type(element).__name__ for element in item) or 'nothing'}"
     keys = f" with keys {', '.join(map(repr, item))}" if isinstance(item, dict) else ""
     return f"{type(item).__name__}{keys}"
 
@@ -377,13 +377,13 @@ class _Readers:
         readers: list[Any] = []
         body = cloudpickle.dumps(source)  # by value where the classes are of a script or notebook
         for _ in range(processes):
-            own, other = context.Pipe()
+            own_end, other = context.Pipe()
             with _unnamed_main():
                 reader = context.Process(target=_read_for, args=(other, body), daemon=True)
                 readers.append(reader)
                 reader.start()
             other.close()
-            self._pipes.append(own)
+            self._pipes.append(own_end)
         weakref.finalize(self, _end_readers, self._pipes, readers)
 
     def read(self, key: int, numbers: Sequence[int]) -> list[Any]:

@@ -293,8 +293,8 @@ def divergence(evaluations: Sequence[Evaluation], lr: str, metric: str = "", bet
     by_slot: dict[str, list[Evaluation]] = defaultdict(list)
     for evaluation in evaluations:
         by_slot[evaluation.slot].append(evaluation)
-    for own in by_slot.values():
-        first, last = own[0], own[-1]
+    for of_slot in by_slot.values():
+        first, last = of_slot[0], of_slot[-1]
         what, before, after = "loss", first.loss, last.loss
         if before is None and better == "lower":
             what, before, after = metric, first.metric, last.metric

@@ -50,11 +50,11 @@ class Moments(NamedTuple):
     def of(cls, X: Any) -> Self:
         """Return the moments of some rows, dense (NaN for a missing value) or sparse."""
         if not is_sparse(X):
-            there = ~np.isnan(X)
-            values, present = np.where(there, X, 0.0), there.sum(axis=0, dtype=float)
+            is_present = ~np.isnan(X)
+            values, present = np.where(is_present, X, 0.0), is_present.sum(axis=0, dtype=float)
             mean = values.sum(axis=0) / np.maximum(present, 1.0)
-            deviation = (np.where(there, X - mean, 0.0) ** 2).sum(axis=0)
-            low, high = np.where(there, X, np.inf).min(axis=0), np.where(there, X, -np.inf).max(axis=0)
+            deviation = (np.where(is_present, X - mean, 0.0) ** 2).sum(axis=0)
+            low, high = np.where(is_present, X, np.inf).min(axis=0), np.where(is_present, X, -np.inf).max(axis=0)
             return cls(present, np.count_nonzero(values, axis=0).astype(float), mean, deviation, low, high)
         rows, columns = X.shape
         count = np.bincount(X.indices, minlength=columns).astype(float)
@@ -85,7 +85,9 @@ class Moments(NamedTuple):
         rows = float(self.present.max(initial=0.0))
         fill = (rows, 0.0, 0.0, 0.0, 0.0 if rows else np.inf, 0.0 if rows else -np.inf)
         more = columns - len(self.mean)
-        return Moments(*(np.append(part, np.full(more, value)) for part, value in zip(self, fill, strict=True)))
+        return Moments(
+            *(np.append(statistic, np.full(more, value)) for statistic, value in zip(self, fill, strict=True))
+        )
 
 
 _NO_MOMENTS = Moments(*np.empty((6, 0)))
@@ -121,30 +123,30 @@ def survey(shards: Shards, wanted: Wanted) -> Survey:
 
     ``wanted``: the number of ``rows``, in addition the first rows as ``arrays``, or a description of the ``columns``.
     """
-    text: set[int] = set()
+    text_columns: set[int] = set()
     while True:
-        work = partial(_survey_file, shards, wanted, text)
+        work = partial(_survey_file, shards, wanted, text_columns)
         encoded = map_in_processes(work, range(len(shards.resolved_files)))
         surveys = [msgspec.msgpack.decode(facts, type=Survey) for facts in encoded]
         words = {i for facts in surveys for i in facts.words}
         mixed = words & {i for facts in surveys for i in facts.numeric}
-        if mixed <= text:
+        if mixed <= text_columns:
             return _merge(shards, surveys)
-        text |= mixed  # some blocks of these contain only numbers: read them again as text
+        text_columns |= mixed  # some blocks of these contain only numbers: read them again as text
 
 
-def _survey_file(shards: Shards, wanted: Wanted, text: set[int], number: int) -> bytes:
+def _survey_file(shards: Shards, wanted: Wanted, text_columns: set[int], number: int) -> bytes:
     """Return the facts of one file, encoded."""
     try:
-        return msgspec.msgpack.encode(_file_facts(shards, wanted, text, number))
+        return msgspec.msgpack.encode(_file_facts(shards, wanted, text_columns, number))
     finally:  # replaces any exception that a changed file causes
         shards.resolved_files[number].check_unchanged()
 
 
-def _file_facts(shards: Shards, wanted: Wanted, text: set[int], number: int) -> Survey:
+def _file_facts(shards: Shards, wanted: Wanted, text_columns: set[int], number: int) -> Survey:
     deep = wanted == "columns"
     address = shards.resolved_files[number].address
-    where, form = shown(address), format_of(shards, address, text)
+    where, form = shown(address), format_of(shards, address, text_columns)
     facts, moments = Survey([]), _NO_MOMENTS
     words: dict[int, Counter[str]] = {}
     head: dict[str, Array] = {}
@@ -271,11 +273,11 @@ def arrays_of(shards: Shards, content: Table, where: str) -> dict[str, Array]:
     if shards.read is None:
         columns, target = places_of(shards, content.names, where)
         for i in (*columns, target):
-            place, column = f"column '{shown(content.names[i])}' of {where}", content.columns[i]
+            column_name, column = f"column '{shown(content.names[i])}' of {where}", content.columns[i]
             if column.dtype.kind != "f":
-                raise BadInput(f"{place} holds text; leave it out (columns=), or give read=")
+                raise BadInput(f"{column_name} holds text; leave it out (columns=), or give read=")
             if missing_values(column).any():
-                raise BadInput(f"{place} has missing values; fill them, or give read=")
+                raise BadInput(f"{column_name} has missing values; fill them, or give read=")
         X, y = plain(shards, content, where)
         return {"0": X, "1": y}
     for name, array in zip(content.names, content.columns, strict=True):
