@@ -17,7 +17,7 @@ from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss,
 from anyk.runs.evaluation.evaluator import Evaluator
 from anyk.runs.limits import LIMIT, first_metrics
 from anyk.runs.log.runlog import RunLog
-from anyk.runs.log.schema import Evaluation
+from anyk.runs.log.schema import Evaluation, Update
 from anyk.runs.spec import Preparation
 from anyk.runs.telling import Telling
 
@@ -133,23 +133,25 @@ class Evaluating:
         elif evaluator.hopeless is not None and driver.seconds is None and (driver.steps or LIMIT) >= LIMIT:
             raise RunFailed(f"it is not known any more whether the target is reached: {evaluator.hopeless}")
         if self._telling.of_steps:
-            newest = evaluator.latest
-            info = StepInfo(
-                slot=slot,
-                step=version,
-                seconds=driver.time,
-                workers=driver.on_time,
-                residual=update.residual,
-                gain=update.gain,
-                staleness=update.staleness,
-                stalest=update.stalest,
-                loss=None if newest is None else newest.loss,
-                metric=None if newest is None else newest.metric,
-                evaluated=None if newest is None else newest.version,
-                driver=driver,
-                evaluator=evaluator,
-            )
-            self._telling.later("on_step", info)
+            self._telling.later("on_step", self._step_info(driver, update))
+
+    def _step_info(self, driver: Driver, update: Update) -> StepInfo:
+        newest = self.evaluator.latest
+        return StepInfo(
+            slot=update.slot,
+            step=update.version,
+            seconds=driver.time,
+            workers=driver.on_time,
+            residual=update.residual,
+            gain=update.gain,
+            staleness=update.staleness,
+            stalest=update.stalest,
+            loss=None if newest is None else newest.loss,
+            metric=None if newest is None else newest.metric,
+            evaluated=None if newest is None else newest.version,
+            driver=driver,
+            evaluator=self.evaluator,
+        )
 
     def take_evaluations(self) -> None:
         """Log new evaluations, and have callbacks told of them."""

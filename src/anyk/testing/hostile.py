@@ -125,8 +125,8 @@ class Play:
 
     def _alive(self) -> None:
         world = self.world
-        here = len(world.present | world.gone) == world.workers and not world.leaving
-        if world.stopped is None and self.fate.stuck and here:
+        settled = len(world.present | world.gone) == world.workers and not world.leaving
+        if world.stopped is None and self.fate.stuck and settled:
             raise Broken("deadlock", f"deadlock at step {world.step}: every worker is idle, and no alarm is set")
 
     def _quiet(self) -> None:
@@ -155,8 +155,8 @@ class Play:
         if world.step < aim:
             raise Broken("starved", f"it took fewer than {_ENOUGH} steps in {_PATIENCE} events in which all went well")
         task, chunk = pending[0]
-        why = f"task {task}, chunk {chunk}, which is {world.status(pending[0])}, is neither used nor cancelled"
-        raise Broken("forgotten", why)
+        reason = f"task {task}, chunk {chunk}, which is {world.status(pending[0])}, is neither used nor cancelled"
+        raise Broken("forgotten", reason)
 
     def _act(self, kind: str, worker: int) -> None:
         if self.world.stopped is None:
@@ -205,9 +205,11 @@ def _shown(value: Any) -> str:
             return f"{value:.4g}"
     defaults: ByName | None = getattr(value, "_field_defaults", None)
     if defaults is not None:
-        shown = zip(value._fields, value, strict=True)
-        text = ", ".join(f"{name}={_shown(v)}" for name, v in shown if name not in defaults or v != defaults[name])
-        return f"{type(value).__name__}({text})"
+        fields = zip(value._fields, value, strict=True)
+        arguments = ", ".join(
+            f"{name}={_shown(v)}" for name, v in fields if name not in defaults or v != defaults[name]
+        )
+        return f"{type(value).__name__}({arguments})"
     return f"({', '.join(map(_shown, value))})" if isinstance(value, (tuple, list)) else repr(value)
 
 
@@ -230,10 +232,10 @@ def explained(error: Exception) -> Broken:
         case RunFailed():
             return Broken("run", f"the run failed: {error}")
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    text = (
+    sentence = (
         f"it raised {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
     )
-    return Broken(type(error).__name__, text)
+    return Broken(type(error).__name__, sentence)
 
 
 def _played(
@@ -264,18 +266,18 @@ def _shortest(strategy: Strategy, seed: int, actions: list[Action], kind: str, *
     while before != len(actions):
         before, size = len(actions), max(1, len(actions) // 2)
         while size:
-            at = 0
-            while at < len(actions):
-                shorter = actions[:at] + actions[at + size :]
+            index = 0
+            while index < len(actions):
+                shorter = actions[:index] + actions[index + size :]
                 if fails(shorter):
                     actions = shorter
                 else:
-                    at += size
+                    index += size
             size //= 2
-    for at, action in enumerate(actions):
+    for index, action in enumerate(actions):
         for plainer in (action._replace(worker=0, pick=0, wait=0.0, save=False), action._replace(save=False)):
-            if plainer != action and fails([*actions[:at], plainer, *actions[at + 1 :]]):
-                actions = [*actions[:at], plainer, *actions[at + 1 :]]
+            if plainer != action and fails([*actions[:index], plainer, *actions[index + 1 :]]):
+                actions = [*actions[:index], plainer, *actions[index + 1 :]]
                 break
     return actions
 
@@ -289,8 +291,8 @@ def hostile(strategy: Strategy, *, seed: int, events: int = 200) -> None:
     if broken is None:
         return
     actions = _shortest(strategy, seed, play.done, broken.kind, whole=play.ended)
-    short, again = _played(strategy, seed, actions, whole=play.ended)
-    if again is None:
-        short, again = play, broken
+    short, failure = _played(strategy, seed, actions, whole=play.ended)
+    if failure is None:
+        short, failure = play, broken
     lines = "\n".join(_schedule(short.transcript))
-    raise Broken(again.kind, f"{again}\nits shortest schedule:\n{lines}") from None
+    raise Broken(failure.kind, f"{failure}\nits shortest schedule:\n{lines}") from None

@@ -45,12 +45,12 @@ def check_strategy(
 
 
 def _check(strategy: Strategy, steps: int, outages: int, seed: int) -> None:
-    whole = _drive(copy.deepcopy(strategy), steps, outages, seed, None)
-    again = _drive(copy.deepcopy(strategy), steps, outages, seed, None)
-    assert whole == again, "two runs with one seed differ"
+    uninterrupted = _drive(copy.deepcopy(strategy), steps, outages, seed, None)
+    repeated = _drive(copy.deepcopy(strategy), steps, outages, seed, None)
+    assert uninterrupted == repeated, "two runs with one seed differ"
     for interrupted in {1, max(1, steps // 2), steps - 1}:
         resumed = _drive(copy.deepcopy(strategy), steps, outages, seed, interrupted)
-        assert resumed == whole, f"resumed at step {interrupted} it decides otherwise"
+        assert resumed == uninterrupted, f"resumed at step {interrupted} it decides otherwise"
 
 
 def _cluster(strategy: Strategy, outages: int, seed: int) -> Simulated:
