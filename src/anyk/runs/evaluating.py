@@ -12,6 +12,7 @@ from anyk.problems.many import each_of, problem_of
 from anyk.problems.values import Leaves
 from anyk.runs.callbacks import EvaluationInfo, StepInfo
 from anyk.runs.engine.driver import Driver
+from anyk.runs.engine.step_record import StepRecord
 from anyk.runs.evaluation.by_workers import Asking, by_workers
 from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss, resolve_data
 from anyk.runs.evaluation.evaluator import Evaluator
@@ -115,10 +116,9 @@ class Evaluating:
             if self.evaluator.store_version(slot, version, driver.time, w, values=self.values, last=warm):
                 driver.versions.pin(slot, version)
 
-    def after_step(self, driver: Driver) -> None:
+    def after_step(self, record: StepRecord) -> None:
         """Store the new version if it is to be evaluated, take results, and end the run if its target is reached."""
-        evaluator, update = self.evaluator, driver.last
-        assert update is not None
+        driver, evaluator, update = self.driver, self.evaluator, record.update
         slot, version = update.slot, update.version
         if evaluator.store_version(slot, version, driver.time, driver.models[slot], values=self.values):
             driver.versions.pin(slot, version)
@@ -138,7 +138,7 @@ class Evaluating:
                 slot=slot,
                 step=version,
                 seconds=driver.time,
-                workers=driver.on_time,
+                workers=len(record.used_by),
                 residual=update.residual,
                 gain=update.gain,
                 staleness=update.staleness,
@@ -146,6 +146,7 @@ class Evaluating:
                 loss=None if newest is None else newest.loss,
                 metric=None if newest is None else newest.metric,
                 evaluated=None if newest is None else newest.version,
+                record=record,
                 driver=driver,
                 evaluator=evaluator,
             )
