@@ -11,12 +11,12 @@ import numpy as np
 
 from anyk.base.arrays import Vector
 from anyk.clusters.contract import Cluster
+from anyk.clusters.vector_parts import parts_of
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.problems.many import problem_of
 from anyk.protocol import DriftMeasured, EvaluateLoss, LossEvaluated, MeasureDrift, MeasureNoise, NoiseMeasured
 from anyk.runs.engine.ledger import Ledger
-from anyk.runs.engine.vector_parts import parts_of
 from anyk.runs.engine.versions import Versions
 from anyk.runs.log.schema import KINDS
 

@@ -16,6 +16,7 @@ from anyk.base import keyed
 from anyk.base.arrays import Floats, Vector, Vectors
 from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster
+from anyk.clusters.vector_parts import sum_over_parts
 from anyk.optimizers import Optimizer, SlowMo
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of, penalty_of
@@ -23,7 +24,6 @@ from anyk.problems.many import problem_of
 from anyk.protocol import Combine, Mix
 from anyk.runs.engine.audit import Audit
 from anyk.runs.engine.ledger import Ledger
-from anyk.runs.engine.vector_parts import sum_over_parts
 from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import OUTER
 
