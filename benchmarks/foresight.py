@@ -105,8 +105,9 @@ def replay(asked):
         fleet = MeasuredFleet(times, np.zeros(times.shape, bool), 1 / WORKERS, 0.0)
         for spec in EIGHT:
             strategy = anyk.strategy(spec, workers=WORKERS)
-            with anyk.clusters.Processes(WORKERS, delays=anyk.delays.Table(times, by="round" if strategy.facts.exact or
-                                         spec.startswith("agc") else "task")) as cluster:  # fmt: skip
+            rounds = strategy.facts.exact or spec.startswith("agc")
+            delays = anyk.delays.TableDelays(times, by="round" if rounds else "task")
+            with anyk.clusters.Processes(WORKERS, delays=delays) as cluster:
                 each = steps // anyk.protocol.models_trained(strategy)
                 run = anyk.train(problem, strategy, cluster, steps=each, evaluate="none")
             errors[spec].append(run.seconds / run.jobs / float(fleet.durations(strategy)[: run.jobs].mean()) - 1.0)
@@ -328,7 +329,7 @@ def scale(asked):
         costs = []
         for n in (64, 256):
             strategy = anyk.strategy(spec, workers=n)
-            table = anyk.delays.Table(times[:50, :n], by="task")
+            table = anyk.delays.TableDelays(times[:50, :n], by="task")
             begin = time.process_time()
             drive(strategy, anyk.clusters.Simulated(n, delays=table), 50)
             costs.append(time.process_time() - begin)
@@ -449,7 +450,7 @@ def check(asked):
         said = promise.seconds_per_step  # halved it is missed for sure, else it is not split
         halved = Estimate(said.median / 2, said.low / 2, said.high / 2)
         promise = msgspec.structs.replace(promise, seconds_per_step=halved)
-        delays = anyk.delays.Table(0.1 + random.exponential(0.1, (40, WORKERS)), by="round")
+        delays = anyk.delays.TableDelays(0.1 + random.exponential(0.1, (40, WORKERS)), by="round")
         with anyk.clusters.Processes(WORKERS, delays=delays) as cluster:
             run = anyk.train(problem, promise, cluster, steps=40, evaluate="none")
         checked = anyk.check(run, record=Record(times, load=1 / WORKERS), again=False)

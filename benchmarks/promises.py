@@ -94,7 +94,7 @@ def auto(asked):
         ratios = {}
         for seed in range(asked.seeds):
             for kind, times in kinds(seed):
-                delays = anyk.delays.Table(times, by="round", **laws)
+                delays = anyk.delays.TableDelays(times, by="round", **laws)
                 same = {"workers": WORKERS, "delays": delays, "steps": STEPS, "evaluate": "none", **clusters}
                 fixed = {spec: anyk.train(problem, spec, **same).seconds for spec in NINE}
                 found = anyk.train_auto(problem, **same)

@@ -33,7 +33,7 @@ def _same(one: Any, other: Any) -> bool:
 _ENDLESS = 10**9  # steps: the loop ends the run
 
 
-class Optimizer(AbstractContextManager["Optimizer"]):
+class ClusterOptimizer(AbstractContextManager["ClusterOptimizer"]):
     """Wraps a PyTorch optimiser so that ``step()`` first computes the gradient on a cluster, by :func:`anyk.rounds`.
 
     ``optimizer`` has the parameters of ``problem.module``, the module from which the problem was made; its groups,
@@ -52,7 +52,7 @@ class Optimizer(AbstractContextManager["Optimizer"]):
     >>> module = torch.nn.Linear(3, 2)
     >>> problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
     >>> adam = torch.optim.Adam(module.parameters(), lr=0.1)
-    >>> with anyk.torch.Optimizer(adam, problem, "frc:load=2", anyk.clusters.Simulated(4)) as optimizer:
+    >>> with anyk.torch.ClusterOptimizer(adam, problem, "frc:load=2", anyk.clusters.Simulated(4)) as optimizer:
     ...     for _ in range(20):
     ...         step = optimizer.step()
     >>> optimizer.run.steps, bool(optimizer.run.loss < problem.loss(problem.initial()))
@@ -206,8 +206,8 @@ class Optimizer(AbstractContextManager["Optimizer"]):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"anyk.torch.Optimizer has step, close and run, but no '{name}'; it takes neither backward nor zero_grad, "
-            "and states, groups and schedulers are those of the PyTorch optimiser that it was made of"
+            f"anyk.torch.ClusterOptimizer has step, close and run, but no '{name}'; it takes neither backward nor "
+            "zero_grad, and states, groups and schedulers are those of the PyTorch optimiser that it was made of"
         )
 
     @property

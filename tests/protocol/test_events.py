@@ -10,7 +10,7 @@ import pytest
 
 import anyk
 from anyk.clusters import Outage, Simulated
-from anyk.delays import Table
+from anyk.delays import TableDelays
 from anyk.protocol import Chunk, Combine, Dispatch, Event, Fleet, Reply
 from anyk.runs import Driver, session
 from anyk.strategies import Wait
@@ -44,7 +44,9 @@ class Watching(Wait):
 def watched(code: str, rule: Wait, delays: list[list[float]], **cluster: Any) -> None:
     workers = len(delays[0])
     made = anyk.strategies.rounds(anyk.codes.code(code, workers=workers), wait=rule)
-    driver = Driver(made, Simulated(workers, delays=Table(np.array(delays), by="round"), **cluster), steps=len(delays))
+    driver = Driver(
+        made, Simulated(workers, delays=TableDelays(np.array(delays), by="round"), **cluster), steps=len(delays)
+    )
     with session(driver):
         driver.run()
 
@@ -119,7 +121,7 @@ def test_a_reply_has_its_staleness() -> None:
         return [step, Dispatch(next(task), (event.worker,), ((everything,),))]
 
     toy = Toy(2, [Dispatch(0, (0, 1), ((everything,),) * 2)], {Reply: react})
-    driver = Driver(toy, Simulated(2, delays=Table(np.array([[0.1, 0.25]]), by="round")), steps=5)
+    driver = Driver(toy, Simulated(2, delays=TableDelays(np.array([[0.1, 0.25]]), by="round")), steps=5)
     with session(driver):
         driver.run()
     seen = [(event.worker, event.staleness) for event in toy.seen if isinstance(event, Reply)]

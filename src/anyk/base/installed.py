@@ -109,10 +109,10 @@ def load() -> None:
 def imported(point: EntryPoint) -> Any:
     """Return the module that an entry point names, or the object in it."""
     with searching(_search_path()):
-        found: Any = import_module(point.module)
-        for part in point.attr.split(".") if point.attr else ():
-            found = getattr(found, part)
-        return found
+        value: Any = import_module(point.module)
+        for attribute in point.attr.split(".") if point.attr else ():
+            value = getattr(value, attribute)
+        return value
 
 
 @contextmanager

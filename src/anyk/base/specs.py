@@ -118,17 +118,13 @@ def with_files(spec: str, change: Callable[[str], str], *registries: Registry[An
     Raises :class:`~anyk.BadInput` for file names that a spec cannot contain.
     """
     name, values = parse(spec)
-    known = [registry for registry in registries if name in registry.entries]  # before any plug-in is loaded
-    home = next(iter(known or [registry for registry in registries if name in registry]), None)
+    loaded = [registry for registry in registries if name in registry.entries]  # before any plug-in is loaded
+    home = next(iter(loaded or [registry for registry in registries if name in registry]), None)
     if home is None:
         return spec
     entry = home.entries[name]
     marks, first = entry.marks(), next(iter(entry.parameters()), "")
-    changed = dict(values)
-    for key, value in values.items():
-        key_marks = marks.get(key or first, ())
-        inner = [mark for mark in key_marks if isinstance(mark, Registry)]
-        changed[key] = change(value) if _A_FILE in key_marks else with_files(value, change, *inner) if inner else value
+    changed = {key: _with_changed_file(value, marks.get(key or first, ()), change) for key, value in values.items()}
     if changed == values:
         return spec
     named = {key or first: value for key, value in changed.items()}
@@ -140,6 +136,14 @@ def with_files(spec: str, change: Callable[[str], str], *registries: Registry[An
     if not same:
         raise BadInput(f"a spec cannot hold the names of files in '{spec}', {', '.join(named.values())}; rename them")
     return result
+
+
+def _with_changed_file(value: str, marks: Sequence[object], change: Callable[[str], str]) -> str:
+    """Return the value of a key with its file's name changed if the key's ``marks`` say that it is one or has some."""
+    if _A_FILE in marks:
+        return change(value)
+    registries = [mark for mark in marks if isinstance(mark, Registry)]
+    return with_files(value, change, *registries) if registries else value
 
 
 def bracket_depths(spec: str) -> list[int]:

@@ -232,7 +232,7 @@ def option_callbacks(callbacks: Callbacks, options: RunOptions, folder: Path) ->
     If the run is interrupted, print the command that resumes the folder, and exit.
     """
     from anyk.callbacks import Mirror
-    from anyk.views import Metrics, Progress, address
+    from anyk.views import LiveProgress, Metrics, address
 
     try:
         with contextlib.ExitStack() as stack:
@@ -241,7 +241,7 @@ def option_callbacks(callbacks: Callbacks, options: RunOptions, folder: Path) ->
                 metrics = stack.enter_context(Metrics(*address(options.metrics)))
                 click.echo(f"metrics: {metrics.url}", err=True)
                 added.append(metrics)
-            progress = stack.enter_context(Progress(people(), quiet=options.quiet))
+            progress = stack.enter_context(LiveProgress(people(), quiet=options.quiet))
             yield callbacks.also(progress, *added)
     except KeyboardInterrupt:
         exit_interrupted(folder)

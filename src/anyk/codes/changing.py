@@ -130,7 +130,7 @@ def first_groups(code: Code, present: Collection[int], partitions: int) -> tuple
     """Return even groups of the workers that are present, and their blocks of partitions, as lists."""
     workers = sorted(present)
     groups = max(1, len(workers) // (_stragglers(code) + 1))
-    members = [[workers[i] for i in own] for own in cut_evenly(len(workers), groups)]
+    members = [[workers[i] for i in group] for group in cut_evenly(len(workers), groups)]
     return members, [list(block) for block in cut_evenly(partitions, groups)]
 
 
@@ -148,7 +148,7 @@ def follow(code: Code, members: Lists, blocks: Lists, present: Collection[int], 
     ([[0], [2]], [[0, 1, 3], [2, 5, 4]])
     """
     size = _stragglers(code) + 1  # the fewest members of a group
-    members = [[worker for worker in own if worker in present] for own in members]
+    members = [[worker for worker in group if worker in present] for group in members]
     blocks = [list(block) for block in blocks]
     free = _refill(members, blocks, sorted(set(present).difference(*members)), size)
     for worker in free:
@@ -162,7 +162,7 @@ def follow(code: Code, members: Lists, blocks: Lists, present: Collection[int], 
 def _refill(members: Lists, blocks: Lists, free: list[int], size: int) -> list[int]:
     """Fill groups of fewer members than ``size``, or dissolve them; return the workers that are still free."""
     while len(members) > 1 and len(smallest := min(members, key=len)) < size:
-        short = max((own for own in members if len(own) < size), key=len)
+        short = max((candidate for candidate in members if len(candidate) < size), key=len)
         largest = max(members, key=len)
         if free:
             short.append(free.pop(0))

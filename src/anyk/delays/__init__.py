@@ -26,7 +26,7 @@ from anyk.delays.models import (
     fit,
 )
 from anyk.delays.time_tables import interpreted, read_arrays, read_times
-from anyk.delays.trace import Table, Trace
+from anyk.delays.trace import TableDelays, Trace
 
 registry: Registry[DelayModel] = Registry("delay model")
 for _model in (
@@ -146,7 +146,7 @@ __all__ = [
     "ScipyLaw",
     "SecondsOrZero",
     "ShiftedExponential",
-    "Table",
+    "TableDelays",
     "TimeTable",
     "Trace",
     "Traffic",

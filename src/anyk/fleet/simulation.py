@@ -13,7 +13,7 @@ from anyk.base.arrays import Floats
 from anyk.base.checks import typed
 from anyk.base.errors import BadInput
 from anyk.clusters import Simulated
-from anyk.delays import Communication, DelayModel, Table
+from anyk.delays import Communication, DelayModel, TableDelays
 from anyk.protocol import Pace, Strategy
 from anyk.runs import Driver, RunLog, session
 from anyk.runs.api import finished_works, mean_update, works
@@ -136,7 +136,7 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
         raise BadInput(
             f"{jobs} jobs of '{strategy.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
         )
-    cluster = Simulated(planned.layout.workers, delays=Table(table[:rounds], by="round"))
+    cluster = Simulated(planned.layout.workers, delays=TableDelays(table[:rounds], by="round"))
     times, state = drive(planned, cluster, jobs)
     if facts.round_seconds is None:
         return np.diff(times), jobs

@@ -142,10 +142,10 @@ class _Pieces(NamedTuple):
         sizes = sizes[filled]
         return cls(np.cumsum(sizes) - sizes, sizes, unused[filled])
 
-    def within(self, part: slice) -> _Pieces:
+    def within(self, span: slice) -> _Pieces:
         """Return the pieces of a part of the vector."""
-        starts = np.maximum(self.starts, part.start)
-        ends = np.minimum(self.starts + self.sizes, part.stop)
+        starts = np.maximum(self.starts, span.start)
+        ends = np.minimum(self.starts + self.sizes, span.stop)
         return self.of(np.maximum(ends - starts, 0), self.unused)
 
     def at_rest(self, gradient: Vector) -> Flags | None:
@@ -155,8 +155,8 @@ class _Pieces(NamedTuple):
             return None
         zero = gradient == 0.0
         marked = np.logical_and.reduceat(np.signbit(gradient), self.starts)
-        rest = np.logical_and.reduceat(zero, self.starts) & (marked | self.unused)
-        return np.repeat(rest, self.sizes) if rest.any() else None
+        resting = np.logical_and.reduceat(zero, self.starts) & (marked | self.unused)
+        return np.repeat(resting, self.sizes) if resting.any() else None
 
 
 @dataclass(frozen=True)
@@ -253,13 +253,13 @@ class Optimizer(ABC):
 
         yield step
 
-    def _of_part(self, part: slice) -> Optimizer:
+    def _of_part(self, span: slice) -> Optimizer:
         """Return the optimiser of a part of the coordinates."""
         if self._pieces is None:
             return self
-        own = copy.copy(self)
-        object.__setattr__(own, "_pieces", self._pieces.within(part))
-        return own
+        twin = copy.copy(self)
+        object.__setattr__(twin, "_pieces", self._pieces.within(span))
+        return twin
 
     def _lr(self, t: int, scale: float) -> float:
         return self.rate.at(t) * scale
@@ -298,7 +298,7 @@ class _Resting(Optimizer):
         if not getattr(problem, "marks_unused", False):
             return self
         sizes = [math.prod(shape) for shape in problem.shapes]
-        unused = [place in getattr(problem, "unused_parameters", ()) for place in range(len(sizes))]
+        unused = [index in getattr(problem, "unused_parameters", ()) for index in range(len(sizes))]
         fitted = copy.copy(self)
         object.__setattr__(fitted, "_pieces", _Pieces.of(np.array(sizes), np.array(unused)))
         return fitted
@@ -306,14 +306,14 @@ class _Resting(Optimizer):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        rest = None if self._pieces is None else self._pieces.at_rest(gradient)
-        if rest is None:
+        resting = None if self._pieces is None else self._pieces.at_rest(gradient)
+        if resting is None:
             return self._step(w, gradient, state, t, scale, out)
-        kept = {name: vector[rest] for name, vector in state.items()}
+        resting_state = {name: vector[resting] for name, vector in state.items()}
         out = self._step(w, gradient, state, t, scale, out)
-        out[rest] = w[rest]
-        for name, numbers in kept.items():
-            state[name][rest] = numbers
+        out[resting] = w[resting]
+        for name, numbers in resting_state.items():
+            state[name][resting] = numbers
         return out
 
     @abstractmethod
@@ -502,8 +502,8 @@ def optimizer(spec: str, *, lr: float | str | Schedule | None = None) -> Optimiz
     """
     if spec == STEPPED:
         raise BadInput(
-            "the steps were taken by the user's loop (anyk.rounds, anyk.torch.Optimizer): continue with its script, "
-            "with go_on=True, or give an optimizer"
+            "the steps were taken by the user's loop (anyk.rounds, anyk.torch.ClusterOptimizer): continue with its "
+            "script, with go_on=True, or give an optimizer"
         )
     plain, rate = split_rate(spec, lr)
     if rate is None:

@@ -133,24 +133,26 @@ class Evaluating:
         elif evaluator.hopeless is not None and driver.seconds is None and (driver.steps or LIMIT) >= LIMIT:
             raise RunFailed(f"it is not known any more whether the target is reached: {evaluator.hopeless}")
         if self._telling.of_steps:
-            newest = evaluator.latest
-            info = StepInfo(
-                slot=slot,
-                step=version,
-                seconds=driver.time,
-                workers=len(record.used_by),
-                residual=update.residual,
-                gain=update.gain,
-                staleness=update.staleness,
-                stalest=update.stalest,
-                loss=None if newest is None else newest.loss,
-                metric=None if newest is None else newest.metric,
-                evaluated=None if newest is None else newest.version,
-                record=record,
-                driver=driver,
-                evaluator=evaluator,
-            )
-            self._telling.later("on_step", info)
+            self._telling.later("on_step", self._step_info(record))
+
+    def _step_info(self, record: StepRecord) -> StepInfo:
+        update, newest = record.update, self.evaluator.latest
+        return StepInfo(
+            slot=update.slot,
+            step=update.version,
+            seconds=update.time,
+            workers=len(record.used_by),
+            residual=update.residual,
+            gain=update.gain,
+            staleness=update.staleness,
+            stalest=update.stalest,
+            loss=None if newest is None else newest.loss,
+            metric=None if newest is None else newest.metric,
+            evaluated=None if newest is None else newest.version,
+            record=record,
+            driver=self.driver,
+            evaluator=self.evaluator,
+        )
 
     def take_evaluations(self) -> None:
         """Log new evaluations, and have callbacks told of them."""

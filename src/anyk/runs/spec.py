@@ -112,7 +112,7 @@ class RunSpec:
             limits = limits.within(first_step + usual)
             check_clock(cluster, limits)
             strategy, callbacks = plan(strategy, limits.steps, first_step), check_callbacks(spec.callbacks)
-            text = (
+            strategy_text = (
                 complete_spec(spec.strategy, strategy)
                 if isinstance(spec.strategy, str)
                 else resolve_paths(strategy.spec)
@@ -125,7 +125,7 @@ class RunSpec:
                 limits=limits,
                 evaluate=evaluate,
                 callbacks=callbacks,
-                strategy=text,
+                strategy=strategy_text,
                 partitions=strategy.layout.partitions,
                 auxiliary=list(strategy.layout.auxiliary),
                 metric=problem.metric,

@@ -22,7 +22,7 @@ from anyk.codes import Code
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
-from anyk.problems.watch import is_glanced_at
+from anyk.problems.watch import CodeWatch, is_glanced_at
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
 from anyk.runs.defaults import with_usual_batch
@@ -63,7 +63,7 @@ class Step:
     @cached_property
     def receipts(self) -> tuple[Receipt, ...]:
         """The receipt of each round whose gradient is in the step, when this is first read."""
-        return tuple(self._receipt(self.number * self._rounds + place + 1) for place in range(self._rounds))
+        return tuple(self._receipt(self.number * self._rounds + index + 1) for index in range(self._rounds))
 
     @property
     def receipt(self) -> Receipt:
@@ -136,7 +136,7 @@ class _Loop(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each of the user's objects, and how many rounds are accumulated."""
-        return {"accumulate": self._accumulate, "keep": [each.state_dict() for each in self._keep]}
+        return {"accumulate": self._accumulate, "keep": [item.state_dict() for item in self._keep]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the user's objects."""
@@ -150,8 +150,8 @@ class _Loop(Callback):
             raise BadInput(
                 f"the run stores the states of {len(states)} objects, keep has {len(self._keep)}; give the same"
             )
-        for each, state in zip(self._keep, states, strict=True):
-            each.load_state_dict(state)
+        for item, state in zip(self._keep, states, strict=True):
+            item.load_state_dict(state)
 
 
 @dataclass(eq=False, repr=False)
@@ -207,10 +207,7 @@ class SteppedRounds:
                 if module is not None:
                     module.check_frozen()
                 if watch is not None:
-                    if step.number.bit_count() == 1 or step.number + 1 == self._last:
-                        watch.check()
-                    elif is_glanced_at(step.number):
-                        watch.glance()
+                    self._look(watch, step.number)
                 if module is not None:
                     module.begin_step(step.model, step.gradient)
                 try:
@@ -234,6 +231,13 @@ class SteppedRounds:
         remarks = [] if check_unchanged is None else check_unchanged(begins=self._resumed is None)
         for remark in remarks if self._into is None else ():  # the loop's module is what it begins with
             warnings.warn(remark, RuntimeWarning, stacklevel=outside())
+
+    def _look(self, watch: CodeWatch, number: int) -> None:
+        """Have the problem's code compared with what it was, more rarely the more steps there have been."""
+        if number.bit_count() == 1 or number + 1 == self._last:
+            watch.check()
+        elif is_glanced_at(number):
+            watch.glance()
 
     def _say_where(self, number: int) -> None:
         """Report on standard error where a resumed loop continues."""

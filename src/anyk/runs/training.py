@@ -207,9 +207,9 @@ def resume(
     with (
         names_in_folder(folder, config.digests.code, trust=trust),
         with_plugins(config, of),
-        showing(progress, check_callbacks(callbacks)) as shown,
+        showing(progress, check_callbacks(callbacks)) as display,
     ):
-        config = with_callbacks(config, shown.specs)
+        config = with_callbacks(config, display.specs)
         rebuilt = rebuild(folder, config, of, call="anyk.resume", problem=problem, optimizer=optimizer, trust=trust)
         spec = RunSpec(
             problem=rebuilt.problem,
@@ -220,7 +220,7 @@ def resume(
             begin=None if config.begin is None else WarmStart.load(folder),
             evaluate=config.evaluate,
             checkpoint_every=checkpoint_every,
-            callbacks=shown,
+            callbacks=display,
         )
         with spec.prepare() as prepared:
             return _resume(replace(prepared, config=config, tell=tell), folder, previous)
@@ -239,10 +239,8 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
                 step = min(saved.state["versions"].values())
                 prepared.tell(nothing_left(step, f"it has reached its limit ({reached})"))
             return Run.open(folder)
-        check_further = strategy.facts.check_further
-        if check_further and saved and previous and steps != previous:
-            state = from_plain(strategy.State, saved.state["strategy"], strategy)
-            check_further(state, previous, 0 if config.begin is None else config.begin.step)
+        if saved is not None and previous and steps != previous:
+            _check_further(strategy, saved, config, previous)
         if saved is not None and saved.instead is not None:
             step = min(saved.state["versions"].values())
             _tell(prepared, f"{saved.instead}; continuing from the checkpoint before, at step {step}")
@@ -255,6 +253,14 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
         return Launch(prepared, log, folder, saved).run()
 
 
+def _check_further(strategy: Strategy, saved: checkpoints.Saved, config: RunConfig, previous: int) -> None:
+    """Raise :class:`~anyk.BadInput` if the strategy cannot go on after its earlier limit of steps."""
+    check_further = strategy.facts.check_further
+    if check_further:
+        state = from_plain(strategy.State, saved.state["strategy"], strategy)
+        check_further(state, previous, 0 if config.begin is None else config.begin.step)
+
+
 def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
     """Return the limit that a complete run has reached, as text; empty if there is something left to do."""
     versions: dict[str, int] = saved.state["versions"]
@@ -264,11 +270,17 @@ def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
         return ""
     with opened as run:
         ended = bool(run.summary) and not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])
-        kept = (run.config.evaluate, run.config.callbacks) == (config.evaluate, config.callbacks)
-        if saved.instead or not ended or not kept or newest_versions(run.log) != versions:
+        unchanged = (run.config.evaluate, run.config.callbacks) == (config.evaluate, config.callbacks)
+        if saved.instead or not ended or not unchanged or newest_versions(run.log) != versions:
             return ""
-        if config.target is not None and config.target == run.config.target and run.time_to_target is not None:
+        same_target = config.target is not None and config.target == run.config.target
+        if same_target and run.time_to_target is not None:
             return f"target = {config.target:g}"
+    return _limit_reached(saved, config)
+
+
+def _limit_reached(saved: checkpoints.Saved, config: RunConfig) -> str:
+    versions: dict[str, int] = saved.state["versions"]
     steps = min(version for slot, version in versions.items() if slot not in config.auxiliary)
     if config.steps is not None and steps >= config.steps:
         return f"steps = {config.steps}"
@@ -277,12 +289,12 @@ def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
     return ""
 
 
-def _tell(prepared: Preparation, text: str) -> None:
+def _tell(prepared: Preparation, sentence: str) -> None:
     """Report to the user who resumes a run; without ``tell``, by a warning at the call of :func:`resume`."""
     if prepared.tell is None:
-        warnings.warn(text, RuntimeWarning, stacklevel=5)
+        warnings.warn(sentence, RuntimeWarning, stacklevel=5)
     else:
-        prepared.tell(text)
+        prepared.tell(sentence)
 
 
 # ------------------------------------------------------------------------------------------- several models
@@ -295,7 +307,7 @@ def train_many(
     *,
     workers: int | tuple[int, int] | None = None,
     steps: int | None = None,
-    **rest: Any,
+    **options: Any,
 ) -> Run:
     """Train a model for each of ``problems`` simultaneously: round t starts a step of model t mod M.
 
@@ -321,14 +333,14 @@ def train_many(
         built = build_strategy(strategy)
     if len(built.layout.slots) != models:
         raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models, there are {models} problems")
-    return train(trained, strategy, cluster, workers=workers, steps=steps, **rest)
+    return train(trained, strategy, cluster, workers=workers, steps=steps, **options)
 
 
 def combine(problem: Problem | Sequence[Problem]) -> tuple[Problem, int]:
     """Return one problem that stands for all problems, and their number; raise for other objects."""
     problems = problem if isinstance(problem, Sequence) else [problem]
-    for each in problems:
-        ensure_problem(each)
+    for member in problems:
+        ensure_problem(member)
     if not problems:
         raise BadInput("there is no problem to train on")
     return (ManyProblems(problem) if isinstance(problem, Sequence) else problem), len(problems)

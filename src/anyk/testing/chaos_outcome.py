@@ -243,10 +243,12 @@ def _fast_enough(
     starts = times[times <= times[-1] - window + 1e-9]
     rates = (np.interp(starts + window, times, added) - np.interp(starts, times, added)) / max(window, 1e-9)
     slowest, mean = float(rates.min()), float(added[-1]) / max(float(times[-1]), 1e-9)
-    text = f"{mean:.1f} updates per second, {slowest:.1f} in the slowest {window:.0f} s; {least:g} are required"
+    sentence = f"{mean:.1f} updates per second, {slowest:.1f} in the slowest {window:.0f} s; {least:g} are required"
     if outages:
-        text += f"; after a death of the driver at most {max(end - start for start, end in outages):.1f} s without one"
-    return Finding("speed", slowest >= least, text)
+        sentence += (
+            f"; after a death of the driver at most {max(end - start for start, end in outages):.1f} s without one"
+        )
+    return Finding("speed", slowest >= least, sentence)
 
 
 def _of_run(folder: Path, strategy: Strategy) -> tuple[int, dict[str, str], Sequence[Finding]]:
@@ -272,11 +274,13 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
     history, model = run.history["loss"], run.model
     losses = history[np.isfinite(history)]
     if not strategy.facts.exact or any(log_columns(run.log, "works")["compress"]):
-        text = f"{run.steps:,} steps; not an exact sum, so only the loss is compared: "
+        sentence = f"{run.steps:,} steps; not an exact sum, so only the loss is compared: "
         if len(losses) < 2:
-            return Finding("model", False, f"{text}it was evaluated {len(losses)} times, not at first and at the end")
+            return Finding(
+                "model", False, f"{sentence}it was evaluated {len(losses)} times, not at first and at the end"
+            )
         falls = bool(np.isfinite(model).all() and losses[-1] < losses[0])
-        return Finding("model", falls, f"{text}{losses[0]:.4g} at first, {losses[-1]:.4g} at the end")
+        return Finding("model", falls, f"{sentence}{losses[0]:.4g} at first, {losses[-1]:.4g} at the end")
     sampled = strategy.layout.minibatches
     reference, workers = (strategy.spec, run.config.workers) if sampled else ("uncoded", 1)
     undisturbed = train(
@@ -293,9 +297,11 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
     with contextlib.closing(undisturbed):
         distance = float(np.linalg.norm(undisturbed.model - model) / max(float(np.linalg.norm(model)), 1e-300))
     tolerance = float(np.finfo(model.dtype).eps) ** 0.5
-    text = f"{run.steps:,} steps: differs by {distance:.1e} of its norm from a run without faults ('{reference}' on "
-    text += f"{workers} simulated workers); {tolerance:.1e} is allowed for rounding"
-    return Finding("model", distance <= tolerance, text)
+    sentence = (
+        f"{run.steps:,} steps: differs by {distance:.1e} of its norm from a run without faults ('{reference}' on "
+    )
+    sentence += f"{workers} simulated workers); {tolerance:.1e} is allowed for rounding"
+    return Finding("model", distance <= tolerance, sentence)
 
 
 def _descriptors() -> int:
@@ -312,7 +318,7 @@ def _nothing_left(descriptors: int, training: DisturbedTraining, folder: Path) -
     remains = [str(path) for path in paths if path.exists()]
     if (opened := _descriptors() - descriptors) > 0:
         remains.append(f"{opened} open files")
-    text = (
+    sentence = (
         f"left behind: {', '.join(remains)}" if remains else "no process, file, socket or shared memory is left behind"
     )
-    return Finding("remains", not remains, text)
+    return Finding("remains", not remains, sentence)

@@ -157,8 +157,8 @@ def check_collect(make: MakeCluster) -> None:
 
 def check_messages_between_workers(make: MakeCluster) -> None:
     """Check that a worker adds messages of others to its own; the driver gets one message, the ledger counts all."""
-    own = (Chunk((0,), (1.0,), send="request"),)
-    first = Dispatch(0, (0, 1, 2), (own, (Chunk((1, 2), (1.0, 1.0)),), (Chunk((3,), (2.0,)),)))
+    chunks = (Chunk((0,), (1.0,), send="request"),)
+    first = Dispatch(0, (0, 1, 2), (chunks, (Chunk((1, 2), (1.0, 1.0)),), (Chunk((3,), (2.0,)),)))
 
     def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply) and event.task == 0:

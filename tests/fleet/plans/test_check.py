@@ -154,7 +154,7 @@ def parts_of(plan: Any, record: Any, *given_: Any, **more: Any) -> tuple[Any, di
 
 
 def test_a_promise_that_holds_has_no_cause(plan: Any, record: Any) -> None:
-    cluster = anyk.clusters.Simulated(N, delays=anyk.delays.Table(wandering(), by="round"))
+    cluster = anyk.clusters.Simulated(N, delays=anyk.delays.TableDelays(wandering(), by="round"))
     verdict = anyk.check(run_of(plan, cluster))
     assert verdict.held and verdict.parts is verdict.broke is verdict.replan is None and verdict.remarks == ()
     assert verdict.measured.seconds == verdict.promised.seconds == 60.0 and verdict.sentence.startswith(

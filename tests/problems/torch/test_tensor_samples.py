@@ -19,7 +19,7 @@ import anyk
 from anyk.base.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.problems.replicas import trial_groups
-from anyk.problems.torch.tensor_samples import Items, Reading
+from anyk.problems.torch.tensor_samples import ItemReading, Items
 
 WORDS, LONGEST = 7, 6
 
@@ -337,7 +337,7 @@ def test_items_are_transformed_for_training_and_evaluation():
 def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
     """In a worker only; and the program's main module, which need not have a guard, is not imported by them."""
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "/nowhere/script.py", raising=False)
-    alone, items = (Items(Drawn(), Reading(transform=halved)) for _ in range(2))
+    alone, items = (Items(Drawn(), ItemReading(transform=halved)) for _ in range(2))
     items.processes = 1
     here = items.batch(slice(0, 3), key=5)
     assert set(here[-1].tolist()) == {os.getpid()}

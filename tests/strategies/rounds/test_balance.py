@@ -16,7 +16,7 @@ from anyk.base.errors import BadInput
 from anyk.clusters import Messages, Simulated
 from anyk.clusters.virtual.cores import Compute
 from anyk.codes import FractionalRepetition
-from anyk.delays import Table
+from anyk.delays import TableDelays
 from anyk.problems import TorchProblem
 from anyk.protocol import Chunk, Fleet, Reply, Running
 from anyk.strategies.rounds.balance import BalanceState, _growing, batch_of, better, reconsidered_sizes
@@ -94,7 +94,7 @@ def test_receipts_say_of_how_many_samples_a_message_is_made() -> None:
 
 def test_k_sync_with_shares_divides_by_the_share_that_came() -> None:
     # the delays are those of every round: workers 1 and 2 of shares 1 and 2 come first
-    table = Table(np.tile([0.9, 0.1, 0.2, 0.8], (8, 1)), by="round")
+    table = TableDelays(np.tile([0.9, 0.1, 0.2, 0.8], (8, 1)), by="round")
     run = trained("k-sync:k=2,shares=3/1/2/1", steps=1, delays=table)
     made = problem()
     parts = made.split(7)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from anyk.delays import Table as Measured
+from anyk.delays import TableDelays as Measured
 from anyk.optimizers import Accelerated
 from anyk.problems import LogisticRegression
 from anyk.strategies import strategy

@@ -24,7 +24,7 @@ from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, continues, read
 from anyk.fleet.plans.candidates import build_candidate, ignore, specs_for
 from anyk.fleet.plans.plan import LEAST_ROUNDS
 from anyk.fleet.records import read
-from anyk.fleet.records.record_sources import Readable
+from anyk.fleet.records.reading import Readable
 from anyk.optimizers import Optimizer, Schedule
 from anyk.problems import Problem, Tell
 from anyk.protocol import shares_computed
@@ -49,7 +49,7 @@ from anyk.strategies import fleet_keys, from_spec, with_fleet
 
 
 @dataclass(frozen=True)
-class Settings:
+class AutoSettings:
     """The keys of ``--strategy auto:…``; see :func:`train_auto`."""
 
     measure: int = 10
@@ -59,8 +59,8 @@ class Settings:
     max_load: float = 1.0
 
 
-modes: specs.Registry[Settings] = specs.Registry("mode")
-modes.register("auto")(Settings)
+modes: specs.Registry[AutoSettings] = specs.Registry("mode")
+modes.register("auto")(AutoSettings)
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,12 @@ class Auto:
         parts: list[dict[str, Array]] = []
         before = 0.0
         for run in self.runs:
-            part = run.history_of(slot)
-            new = part["step"] > run.begun if parts else part["step"] >= 0  # without the version it started from
-            parts.append({name: column[new] for name, column in part.items()})
+            history = run.history_of(slot)
+            new = history["step"] > run.begun if parts else history["step"] >= 0  # without the version it started from
+            parts.append({name: column[new] for name, column in history.items()})
             parts[-1]["seconds"] += before
             before += run.seconds
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[-1]}
+        return {name: np.concatenate([history[name] for history in parts]) for name in parts[-1]}
 
     def report(self) -> dict[str, Any]:
         """Return the runs, plans and promises as plain values for JSON."""

@@ -24,7 +24,7 @@ from anyk.fleet.plans.judging import Choice, Judgement, gain_text, headline, in_
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, sample_record, slowness, typical_value
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
-from anyk.fleet.records.record_sources import Readable
+from anyk.fleet.records.reading import Readable
 from anyk.optimizers import split_rate
 from anyk.problems import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, models_trained

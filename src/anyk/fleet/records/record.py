@@ -223,19 +223,21 @@ def joined(records: Sequence[Record]) -> Record:
     if len({record.load for record in records}) > 1:
         raise BadInput("records at different loads cannot be joined; plan with both of them instead")
     workers = in_order(name for record in records for name in record.workers)
-    remarks = list(dict.fromkeys(remark for record in records for remark in record.remarks))
-    if len(workers) > 1 and all(len(record.workers) == 1 for record in records):
+    rounds: tuple[int, ...] = ()
+    matched: tuple[str, ...] = ()
+    if _measured_at_once(records, workers):
         rows, rounds = _side_by_side(records, workers)
-        remarks.insert(0, f"{len(records)} sources of one worker each, matched by round")
+        matched = (f"{len(records)} sources of one worker each, matched by round",)
     else:
-        rows, rounds = _one_after_another(records), ()
+        rows = _one_after_another(records)
     size = len(rounds) or sum(map(len, rows)), len(workers)
+
+    columns = [np.array([workers.index(name) for name in record.workers]) for record in records]
 
     def joint(tables: Iterable[ArrayLike]) -> Floats:
         """Return one table of the records' tables, each at its rows and columns."""
         joined_table = np.full(size, np.nan)
-        for record, its_rows, table in zip(records, rows, tables, strict=True):
-            its_columns = np.array([workers.index(name) for name in record.workers])
+        for its_rows, its_columns, table in zip(rows, columns, tables, strict=True):
             joined_table[np.ix_(its_rows, its_columns)] = table
         return joined_table
 
@@ -246,8 +248,18 @@ def joined(records: Sequence[Record]) -> Record:
         rounds=rounds,
         load=records[0].load,
         parts={name: joint([record.parts[name] for record in records]) for name in _common_parts(records)},
-        remarks=tuple(remarks),
+        remarks=(*matched, *_all_remarks(records)),
     )
+
+
+def _all_remarks(records: Sequence[Record]) -> list[str]:
+    """Return the remarks of all records, each once."""
+    return list(dict.fromkeys(remark for record in records for remark in record.remarks))
+
+
+def _measured_at_once(records: Sequence[Record], workers: Sequence[int | str]) -> bool:
+    """Return whether records are of one worker each, and of different workers."""
+    return len(workers) > 1 and all(len(record.workers) == 1 for record in records)
 
 
 def _common_parts(records: Sequence[Record]) -> list[str]:

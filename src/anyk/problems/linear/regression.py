@@ -111,11 +111,7 @@ class LinearProblem(ProblemAbilities):
             _refuse("a stream brings its", y=y, split=split, weights=weights, fill=fill)
             self._read_stream(X, X_test, y_test, classes)
         else:
-            if y is None:
-                raise BadInput("y, the targets of X, is missing")
-            if isinstance(X_test, Shards) or fill is not None:
-                which = "X_test may be" if fill is None else "fill is for"
-                raise BadInput(f"{which} shards only where X is; give arrays")
+            _check_arrays(y, X_test, fill)
             self.uneven = build_split(split, None if self.labelled else "regression has numbers to predict")
             design = design_of(X, "X")
             self.samples = int(design.shape[0])
@@ -231,11 +227,11 @@ class LinearProblem(ProblemAbilities):
     def _penalty(self) -> float | Vector:
         """Return the regulariser's factor of all coordinates, or of each, shape (dimension,)."""
         scaling = self.scaling
-        own = scaling is None or (scaling.units is not None and np.array_equal(scaling.units, scaling.scale))
-        if not self.l2 or (own and not self.intercept):
+        in_own_units = scaling is None or (scaling.units is not None and np.array_equal(scaling.units, scaling.scale))
+        if not self.l2 or (in_own_units and not self.intercept):
             return self.l2
         factors = np.full((self.X.shape[1], self.outputs), self.l2)
-        if scaling is not None and not own:
+        if scaling is not None and not in_own_units:
             if scaling.units is not None:
                 factors[: len(scaling.scale)] *= (scaling.units**2)[:, None]
             factors[: len(scaling.scale)] /= (scaling.scale**2)[:, None]
@@ -262,7 +258,7 @@ class LinearProblem(ProblemAbilities):
         """Return ``start`` in the model's coordinates, or zeros."""
         w: Vector = np.zeros((self.X.shape[1], self.outputs), dtype=self.dtype)
         if self._start is not None:
-            weights, intercepts = (np.asarray(part, dtype=float) for part in self._start)
+            weights, intercepts = (np.asarray(array, dtype=float) for array in self._start)
             features = self.X.shape[1] - self.intercept
             if weights.shape != (features, self.outputs) or intercepts.shape != (self.outputs,):
                 raise BadInput(
@@ -309,7 +305,7 @@ class LinearProblem(ProblemAbilities):
         if self.X_test is None:
             return {}
         scored = [(y, self._scores(X, w)) for X, y in _blocks(self.X_test, self.y_test)]
-        y, scores = (np.concatenate(part) for part in zip(*scored, strict=True))
+        y, scores = (np.concatenate(arrays) for arrays in zip(*scored, strict=True))
         return self._metrics(y, scores) if np.isfinite(scores).all() else {self.metric: float("nan")}
 
     def sampled(self, samples: int) -> Self:
@@ -384,6 +380,15 @@ def _refuse(bring: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise BadInput(f"{bring} own rows and targets, as they come; leave {name} out")
+
+
+def _check_arrays(y: object, X_test: object, fill: str | None) -> None:
+    """Raise BadInput for arguments that do not go with an array as ``X``."""
+    if y is None:
+        raise BadInput("y, the targets of X, is missing")
+    if isinstance(X_test, Shards) or fill is not None:
+        which = "X_test may be" if fill is None else "fill is for"
+        raise BadInput(f"{which} shards only where X is; give arrays")
 
 
 def _blocks(X: object, y: object) -> Iterable[tuple[Any, Any]]:

@@ -239,10 +239,10 @@ def uneven_columns(low: Floats, high: Floats, names: Sequence[str]) -> str | Non
     columns to similar sizes, or give a linear model standardize=true
     """
     sizes = np.maximum(high, -low).astype(float)
-    there = np.flatnonzero(sizes > 0.0)
-    if not there.size:
+    present = np.flatnonzero(sizes > 0.0)
+    if not present.size:
         return None
-    small, large = there[sizes[there].argmin()], there[sizes[there].argmax()]
+    small, large = present[sizes[present].argmin()], present[sizes[present].argmax()]
     ratio = float(sizes[large] / sizes[small])
     if not ratio > _UNEVEN:
         return None

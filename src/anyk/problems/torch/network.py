@@ -121,7 +121,7 @@ class Network:
     def keep_modes(self) -> None:
         """Let the parts that are in evaluation mode now stay in it, if the module itself is in training mode."""
         if self.module.training:
-            self.evaluated = frozenset(name for name, part in self.module.named_modules() if not part.training)
+            self.evaluated = frozenset(name for name, layer in self.module.named_modules() if not layer.training)
         self.train()
         self.norms = renewed_norms(self.module)
 
@@ -154,9 +154,9 @@ class Network:
     def train(self) -> None:
         """Set the module to training mode, without the parts that stay in evaluation mode."""
         self.module.train()
-        for name, part in self.module.named_modules():
+        for name, layer in self.module.named_modules():
             if name in self.evaluated:
-                part.training = False
+                layer.training = False
 
     def take_values(self, names: Sequence[str]) -> None:
         """Find out which of the values the module and the loss take; raise if there are any that nothing takes."""
@@ -173,9 +173,9 @@ class Network:
         import torch
 
         for root in (self.module, self.loss):
-            for part in root.modules() if isinstance(root, torch.nn.Module) else ():
-                if torch.nn.utils.parametrize.is_parametrized(part):  # each has a class of its own
-                    copyreg.pickle(type(part), _reduce_parametrized)
+            for layer in root.modules() if isinstance(root, torch.nn.Module) else ():
+                if torch.nn.utils.parametrize.is_parametrized(layer):  # each has a class of its own
+                    copyreg.pickle(type(layer), _reduce_parametrized)
         return self.__dict__ | {"place": None, _SETTINGS: _torch_settings()}
 
     def __setstate__(self, state: ByName) -> None:
@@ -208,9 +208,9 @@ class Network:
             if self.device == "cuda":
                 number = int(os.environ.get("ANYK_WORKER", "0")) % torch.cuda.device_count()
                 device = torch.device("cuda", number)
-        for part in (self.module, self.loss):
-            if isinstance(part, torch.nn.Module):
-                part.to(device)
+        for root in (self.module, self.loss):
+            if isinstance(root, torch.nn.Module):
+                root.to(device)
         self.place = device
         return device
 
@@ -321,18 +321,18 @@ class Network:
         """Return the sum of the losses of several batches, in evaluation mode."""
         total = 0.0
         with self.without_gradient():
-            for part in parts:
-                batch = self.on_device(part.batch)
-                if factor := self.loss_factor(batch, part.size, part.weights):
-                    total += float(self.loss_of(batch, part.weights).detach()) * factor
+            for sample_batch in parts:
+                batch = self.on_device(sample_batch.batch)
+                if factor := self.loss_factor(batch, sample_batch.size, sample_batch.weights):
+                    total += float(self.loss_of(batch, sample_batch.weights).detach()) * factor
         return total
 
-    def loss_and_terms(self, batch: Batch, outputs: Any, part: SampleBatch) -> tuple[float, float]:
+    def loss_and_terms(self, batch: Batch, outputs: Any, sample_batch: SampleBatch) -> tuple[float, float]:
         """Return the sum of the losses of a batch of held-out samples, and the number of their terms, both weighted."""
-        weights = part.weights
+        weights = sample_batch.weights
         if weights is None or self.alone:
             weight = 1.0 if weights is None else float(weights[0])
-            terms = self.terms(batch, part.size)
+            terms = self.terms(batch, sample_batch.size)
             if self.ignored is not None and not batch[-1].is_floating_point():
                 terms = float((batch[-1] != self.ignored).sum())
             if not terms * weight:
@@ -342,7 +342,7 @@ class Network:
         self.loss_factor(batch, 1)
         terms = float(weights.sum())
         if self.ignored is not None and not batch[-1].is_floating_point():
-            counts = (batch[-1] != self.ignored).reshape(part.size, -1).sum(dim=1)
+            counts = (batch[-1] != self.ignored).reshape(sample_batch.size, -1).sum(dim=1)
             terms = float(counts.cpu().numpy() @ weights)
         return float(self.loss_at(outputs, batch[-1], weights).detach()), terms
 
@@ -386,8 +386,8 @@ def count_terms(count: Callable[[Batch], Any], batch: Batch) -> float:
     if not (value >= 0.0 and value.is_integer()):
         shape = getattr(number, "shape", ())
         kind = f"{type(number).__name__} of shape {tuple(shape)}" if shape else f"{type(number).__name__} {number}"
-        shown = f"{value:g}" if value >= 0.0 else kind
-        raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {shown}")
+        value_text = f"{value:g}" if value >= 0.0 else kind
+        raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {value_text}")
     return value
 
 
@@ -421,11 +421,11 @@ def kept_tensor(module: torch.nn.Module, name: str) -> torch.Tensor | None:
     """Return the frozen parameter or buffer that a module has now by a name as of :func:`kept_tensors`, or None."""
     path, _, key = name.split("'")[1].rpartition(".")
     try:
-        part = module.get_submodule(path)
+        layer = module.get_submodule(path)
     except AttributeError:
         return None
     # a loop's dictionaries compute running statistics when they are read
-    tensor: torch.Tensor | None = dict.get(part._buffers, key, part._parameters.get(key))
+    tensor: torch.Tensor | None = dict.get(layer._buffers, key, layer._parameters.get(key))
     return tensor
 
 
@@ -456,21 +456,21 @@ def renewed_norms(module: torch.nn.Module) -> tuple[str, ...]:
     """
     return tuple(
         name
-        for name, part in module.named_modules()
-        if is_norm(part) and part.running_mean is not None and part.training and part.momentum != 0
+        for name, layer in module.named_modules()
+        if is_norm(layer) and layer.running_mean is not None and layer.training and layer.momentum != 0
     )
 
 
 def normalises_batches(module: torch.nn.Module) -> bool:
     """Return whether a batch norm uses the statistics of the current batch in the module's present mode."""
-    return any(is_norm(part) and (part.training or part.running_mean is None) for part in module.modules())
+    return any(is_norm(layer) and (layer.training or layer.running_mean is None) for layer in module.modules())
 
 
-def is_norm(part: Any) -> bool:
+def is_norm(module: Any) -> bool:
     """Return whether a part of a module is a batch norm."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    return isinstance(part, _BatchNorm)
+    return isinstance(module, _BatchNorm)
 
 
 def parts_of(module: torch.nn.Module, names: Sequence[str]) -> list[Any]:

@@ -178,11 +178,11 @@ def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
     Raises :class:`~anyk.BadInput` if the file is damaged, was edited or is of a newer format.
     """
     with as_bad_input(f"'{file}' cannot be read"):
-        text = read_plain(file)
-    if len(text) > _LONGEST or _DEEP.search(text):  # TOML of a stranger's making can take hours to read
+        content = read_plain(file)
+    if len(content) > _LONGEST or _DEEP.search(content):  # TOML of a stranger's making can take hours to read
         raise BadInput(f"'{file}' is not one that anyk writes: it is too long, or has keys of too many parts")
     with as_bad_input(f"'{file}' is damaged", ValueError, RecursionError):  # ValueError: also for a huge integer
-        plain = tomllib.loads(text.decode())
+        plain = tomllib.loads(content.decode())
     version = plain.get("format")
     if not isinstance(version, int):
         raise BadInput(f"'{file}' does not state its format")
@@ -219,5 +219,5 @@ def write_plain(file: Path, plain: ByName) -> None:
 
 def _digest(config: ByName) -> str:
     plain = {key: value for key, value in config.items() if key != "digest"}
-    text = msgspec.json.encode(plain, order="deterministic", enc_hook=str)  # dates are the only other type in TOML
-    return hashlib.blake2b(text, digest_size=16).hexdigest()
+    encoded = msgspec.json.encode(plain, order="deterministic", enc_hook=str)  # dates are the only other type in TOML
+    return hashlib.blake2b(encoded, digest_size=16).hexdigest()

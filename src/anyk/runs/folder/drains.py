@@ -50,7 +50,7 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
             _wait_for(descriptor, folder)
             away = set(read_drained(folder))
             away = away.difference(workers) if back else away.union(workers)
-            with replacing(folder / NAME) as part, part.open("xb") as new:
+            with replacing(folder / NAME) as unfinished, unfinished.open("xb") as new:
                 new.write(msgspec.json.encode(sorted(away)))
         finally:
             os.close(descriptor)

@@ -123,10 +123,10 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         other than torch and optax, as the file may be anybody's.
         """
         with as_bad_input(f"the plan '{path}' cannot be read", OSError, ValueError):  # a name may hold a NUL
-            text = read_plain(path, follow=True)
+            file_content = read_plain(path, follow=True)
         sentence = f"'{path}' is not a plan: it is broken; write it again: anyk plan … -o"
         with as_bad_input(sentence, ValueError, RecursionError):
-            content = tomllib.loads(text.decode())
+            content = tomllib.loads(file_content.decode())
         promise = cls.of_plain(content, f"'{path}'")
         if not trust:
             promise.check_code(f"the plan '{path}'")
@@ -134,8 +134,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def check_code(self, of: str) -> None:
         """Raise :class:`~anyk.BadInput` if training with the promise would run code that it names."""
-        again, instead = "name it again with --optimizer", "name the strategy with --strategy in place of --plan"
-        for spec, way in ((self.optimizer or "", again), (self.strategy, instead)):
+        remedy, instead = "name it again with --optimizer", "name the strategy with --strategy in place of --plan"
+        for spec, way in ((self.optimizer or "", remedy), (self.strategy, instead)):
             for _, name in torch_named(spec):
                 raise BadInput(
                     f"{of} names code to run, the optimizer '{name}', which may belong to somebody else; if it is "
@@ -174,8 +174,8 @@ def without_none(value: Any) -> Any:
 
 def _in_words(error: str) -> str:
     """Return an error of msgspec as part of a sentence that names the key."""
-    what, _, place = error.partition(" - at `$")
-    where = f" in '{place.strip('.`')}'" if place else ""
+    what, _, path = error.partition(" - at `$")
+    where = f" in '{path.strip('.`')}'" if path else ""
     words = what.replace("Object contains unknown field", "unknown key")
     words = words.replace("Object missing required field", "no key").replace("`", "'")
     return f"{words}{where}"

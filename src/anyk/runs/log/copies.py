@@ -95,9 +95,9 @@ def place_for_copies() -> LockedFolder:
 
 def _no_copy(name: str, error: Exception) -> Surroundings:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    place = os.environ.get("TMPDIR") or tempfile.tempdir or "the folder for temporary files"
+    directory = os.environ.get("TMPDIR") or tempfile.tempdir or "the folder for temporary files"
     return Surroundings(
-        f"the {name} is read from a copy, which cannot be written to {place} ({reason}); make room there, or name "
+        f"the {name} is read from a copy, which cannot be written to {directory} ({reason}); make room there, or name "
         "another folder: TMPDIR=… anyk …"
     )
 

@@ -80,8 +80,8 @@ def driver_seconds(run: Run) -> float | None:
 
 def crowding(run: Run) -> float:
     """Return the workers for each core of a run on processes of this machine, at least 1; 1 for any other run."""
-    here = run.config.environment.get("host", platform.node()) == platform.node()
-    if parse(run.config.cluster)[0] != "processes" or not here:
+    on_this_machine = run.config.environment.get("host", platform.node()) == platform.node()
+    if parse(run.config.cluster)[0] != "processes" or not on_this_machine:
         return 1.0
     return max(1.0, run.config.workers / len(os.sched_getaffinity(0)))
 

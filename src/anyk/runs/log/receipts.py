@@ -143,13 +143,13 @@ def logged_receipt(
         CutOff(
             worker=worker,
             task=task,
-            seconds=(at if due is None else due) - start,
+            seconds=(cancelled_at if due is None else due) - start,
             known=due is not None,
             done=done,
             partitions=len(works[work].partitions),
         )
-        for worker, task, start, at, due, received, done, work in cancelled
-        if received is None or received > at
+        for worker, task, start, cancelled_at, due, received, done, work in cancelled
+        if received is None or received > cancelled_at
     ]
     silent = [
         chunk
@@ -184,16 +184,16 @@ def receipt_of_step(driver: Driver, begun: StepBegun) -> Receipt:
     """
     combine, tasks = begun.command, driver.ledger.under_way
     used = []
-    for (task, place), weight in zip(combine.messages, combine.weights, strict=True):
+    for (task, index), weight in zip(combine.messages, combine.weights, strict=True):
         batch = tasks[task]
-        chunk = batch.chunks[task - batch.first][place]
+        chunk = batch.chunks[task - batch.first][index]
         work = queries.Work(list(chunk.partitions), list(chunk.coefficients), chunk.batch)
         worker = batch.workers[task - batch.first]
         used.append(
             _Message(
                 worker=worker,
                 task=task,
-                chunk=place,
+                chunk=index,
                 weight=plain_weight(weight),
                 staleness=begun.version - 1 - batch.versions[combine.slot],
                 work=work,
@@ -253,10 +253,10 @@ def _late(task: int, batch: Batch, until: float, status: int) -> list[CutOff]:
             task=task,
             seconds=until - batch.at,
             known=False,
-            done=batch.done.get(place),
-            partitions=len(batch.chunk(place).partitions),
+            done=batch.done.get(index),
+            partitions=len(batch.chunk(index).partitions),
         )
-        for place in batch.places(task, status)
+        for index in batch.places(task, status)
     ]
 
 

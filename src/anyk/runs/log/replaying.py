@@ -137,12 +137,12 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     config = run.config
     check_named(config, f"the run '{run.path}'")
     admit_strategies(config)
-    why = None if compute else "not asked for"
+    reason = None if compute else "not asked for"
     if compute and problem is None:
         if config.problem is not None:
             problem = from_recipe(config.problem.plain())
         else:
-            why = "its problem was made in Python; give it with problem=…"
+            reason = "its problem was made in Python; give it with problem=…"
     if problem is not None:
         check_problem(config, problem, f"the run '{run.path}'")
     strategy = build_strategy(config.strategy, workers=config.workers)
@@ -158,25 +158,30 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     driver = Driver(
         strategy,
         _Recorded(run.log, config.workers, config.seed, _byzantine(config.cluster)),
-        problem=problem if why is None else None,
-        optimizer=(optimizer or build_optimizer(config.optimizer, lr=config.lr)) if why is None else None,
+        problem=problem if reason is None else None,
+        optimizer=(optimizer or build_optimizer(config.optimizer, lr=config.lr)) if reason is None else None,
         log=new,
         warm_start=run.started_with,
         on_step=observe,
     )
     with session(driver):
         driver.run()
+    return _compared(run.log, new, reason)
+
+
+def _compared(log: RunLog, new: RunLog, reason: str | None) -> Replay:
+    """Return what the log of a replay shows; ``reason``: the reason if the model was not computed."""
     bits = "SELECT slot, version, digest FROM updates ORDER BY slot, version"
     updates = new.rows(bits)
     counts = sum(1 for _ in new.events()), len(updates)
-    resets = len(_resets(run.log))
-    for logged, replayed in zip_longest(queries.decisions(run.log), queries.decisions(new)):
+    resets = len(_resets(log))
+    for logged, replayed in zip_longest(queries.decisions(log), queries.decisions(new)):
         if logged != replayed:
             step = (logged or replayed).step
             return Replay(*counts, False, None, f"step {step}: logged {logged}, replayed {replayed}", resets)
-    if why is not None:
-        return Replay(*counts, True, None, why, resets)
-    for old, now in zip_longest(run.log.rows(bits), updates):
+    if reason is not None:
+        return Replay(*counts, True, None, reason, resets)
+    for old, now in zip_longest(log.rows(bits), updates):
         if old != now:
             return Replay(*counts, True, False, f"first at version {(old or now)[1]}", resets)
     return Replay(*counts, True, True, None, resets)

@@ -66,7 +66,7 @@ class Race:
         if not is_race(folder):
             raise BadInput(f"'{folder}' is not the folder of a race: it has no {NAME} and no run folders")
         if not (folder / NAME).is_file():
-            runs = [Run.open(place) for place in run_folders(folder)]
+            runs = [Run.open(run_folder) for run_folder in run_folders(folder)]
             return cls(tuple(sorted(runs, key=lambda run: (run.begun, str(run.path)))), folder)
         config = read_race(folder)
         started = [entry for entry in config.entries if (folder / entry.folder).is_dir()]
@@ -130,7 +130,11 @@ class Race:
             for run, by in zip(self.runs, compared.speed_ups, strict=True)
         ]
         top |= {"speed_up_over": compared.over, "speed_up_by": compared.by, "runs": lines}
-        return top | {"strategies": [each.result() for each in compared.strategies]} if self.seeds > 1 else top
+        return (
+            top | {"strategies": [compared_strategy.result() for compared_strategy in compared.strategies]}
+            if self.seeds > 1
+            else top
+        )
 
     def close(self) -> None:
         """Close the logs of all runs."""
@@ -215,8 +219,8 @@ def race(
         config = replace(config, digests=digests_of(trained, fleet, config))
         new_folder(folder, known=NAME)
         write_sealed(folder / NAME, config)
-    with showing(progress, checked_callbacks) as shown:
-        return _run_entries(config, Rebuilt(trained, optimizer, fleet), folder, shown, before)
+    with showing(progress, checked_callbacks) as display:
+        return _run_entries(config, Rebuilt(trained, optimizer, fleet), folder, display, before)
 
 
 def resume_race(
@@ -280,26 +284,26 @@ def _run_entries(
     problem, optimizer, cluster = rebuilt
     runs = []
     for entry in config.entries:
-        place = None if folder is None else folder / entry.folder
-        if place is not None and resumed is not None and place.is_dir() and not unstarted(place):
-            run = Run.open(place)
+        run_folder = None if folder is None else folder / entry.folder
+        if run_folder is not None and resumed is not None and run_folder.is_dir() and not unstarted(run_folder):
+            run = Run.open(run_folder)
             if _finished(run) and "steps" not in resumed:
                 runs.append(run)
                 continue
             run.close()
-            start = partial(resume, place, **resumed)
+            start = partial(resume, run_folder, **resumed)
         else:
             fleet = cluster_like(cluster, config, entry.seed)
-            settings = {"out": place, "evaluate": config.evaluate, **vars(config.limits)}
+            settings = {"out": run_folder, "evaluate": config.evaluate, **vars(config.limits)}
             start = partial(train, strategy=entry.strategy, cluster=fleet, **settings)
         if before is not None:
             before(entry.title)
         try:
             run = start(problem=problem, optimizer=optimizer, callbacks=callbacks.also(title=entry.folder))
         except RunFailed:
-            if place is None or not (place / "log.sqlite").is_file():
+            if run_folder is None or not (run_folder / "log.sqlite").is_file():
                 raise
-            run = Run.open(place)  # its log notes why; the other runs continue
+            run = Run.open(run_folder)  # its log notes why; the other runs continue
         runs.append(run)
     return Race(tuple(runs), folder, (), None if folder is None else config)
 

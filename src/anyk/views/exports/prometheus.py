@@ -101,8 +101,8 @@ class Metrics(Callback, AbstractContextManager["Metrics"]):
             ("metric", GaugeMetricFamily, f"Its metric, {info.metric}."),
         ]
         values = {slot: self._of(slot, step) for slot, step in list(self._steps.items())}
-        for name, family, text in of_model:
-            metric = family(f"anyk_{name}", text, labels=("model", "strategy"))
+        for name, family, help_text in of_model:
+            metric = family(f"anyk_{name}", help_text, labels=("model", "strategy"))
             for slot, current in values.items():
                 if current[name] is not None:
                     metric.add_metric((slot, strategy), current[name])
