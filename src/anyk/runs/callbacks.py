@@ -110,7 +110,7 @@ class StepInfo:
         """
         if self.driver.versions[self.slot] != self.step:
             raise BadInput(f"the model of step {self.step} is gone; copy it in on_step")
-        w = self.driver.models[self.slot].view()
+        w = self.driver.versions.model(self.slot).view()
         w.flags.writeable = False
         return w
 

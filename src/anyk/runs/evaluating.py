@@ -120,7 +120,7 @@ class Evaluating:
         """Store the new version if it is to be evaluated, take results, and end the run if its target is reached."""
         driver, evaluator, update = self.driver, self.evaluator, record.update
         slot, version = update.slot, update.version
-        if evaluator.store_version(slot, version, driver.time, driver.models[slot], values=self.values):
+        if evaluator.store_version(slot, version, driver.time, driver.versions.model(slot), values=self.values):
             driver.versions.pin(slot, version)
         for returned in evaluator.take_returned_versions():
             driver.versions.unpin(*returned)

@@ -139,7 +139,7 @@ class Updates:
         """Return the state of the outer optimiser, which steps by the change of local work."""
         state = self._versions.optimizer_states[slot]
         if not any(name.startswith(OUTER) for name in state):
-            for name, vector in outer.start(self._versions.models[slot]).items():
+            for name, vector in outer.start(self._versions.model(slot)).items():
                 state[OUTER + name] = vector
         return {name.removeprefix(OUTER): vector for name, vector in state.items() if name.startswith(OUTER)}
 
