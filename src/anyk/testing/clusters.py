@@ -73,7 +73,7 @@ def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = 
     with session(driver):
         driver.run()
     assert driver.ledger.counts.open == 0, f"the ledger does not balance: {driver.ledger.counts}"
-    driver.versions.models = {slot: np.array(w) for slot, w in driver.models.items()}
+    driver.versions.kept = {slot: np.array(w) for slot, w in driver.models.items()}
     return driver
 
 
