@@ -1,19 +1,18 @@
-"""Every ``$ anyk`` line of the README and the docs, executed; what it prints and writes, as text to compare.
+"""Every ``$ anyk`` line of the README and the docs, executed; all of them should work.
 
-    python tests/doclines.py [PAGE ...]            print how pages differ from tests/doclines.txt
-    python tests/doclines.py --write [PAGE ...]    write their parts of tests/doclines.txt, to be reviewed as a diff
+    python tests/doclines.py [PAGE ...]           print the lines that fail, with what they print; exit status 1 if any
+    python tests/doclines.py --show [PAGE ...]    print what all lines print and write, for ``diff`` with a former state
 
 The lines of a page are executed in order, in one process and one scratch folder. Whatever trains does so on the virtual
 clock. Files and runs that a page takes for granted are made when a line first names them (``FILES``, ``MADE_BY``); lines
-that cannot be executed everywhere are skipped (``SKIPPED``). Written down are exit status, output, names of the files
-written and keys of JSON; numbers are rounded, since their last digits depend on the machine's linear algebra, and times,
-folders and versions are masked.
+that cannot be executed everywhere are skipped (``SKIPPED``). Shown are exit status, output, names of the files written
+and keys of JSON; numbers are rounded, since their last digits depend on the machine's linear algebra, and times, folders
+and versions are masked.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
 import re
@@ -27,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SNAPSHOT = Path(__file__).with_name("doclines.txt")
 
 SKIPPED = {  # part of a line: why it is not executed
     "anyk watch": "serves a live page",
@@ -262,7 +260,7 @@ def perform(page: Path) -> None:
         os.chdir(ROOT)
 
 
-# ------------------------------------------------------------------------------------------- comparison
+# ------------------------------------------------------------------------------------------- verdicts
 
 
 def performed(page: Path) -> list[str]:
@@ -271,30 +269,37 @@ def performed(page: Path) -> list[str]:
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | fixed
     command = [sys.executable, __file__, "--perform", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    return [*done.stdout.splitlines(), *(done.stderr.splitlines() if done.returncode else ())]
+    crashed = [f"exit {done.returncode} of the process", *done.stderr.splitlines()] if done.returncode else []
+    return [*done.stdout.splitlines(), *crashed]
 
 
-def stored() -> dict[str, list[str]]:
-    """The lines of the snapshot, by page."""
-    text = SNAPSHOT.read_text(encoding="utf-8") if SNAPSHOT.exists() else ""
-    parts = (part.partition("\n") for part in re.split(r"^# ", text, flags=re.M)[1:])
-    return {name: lines.splitlines() for name, _, lines in parts}
+def failures(page: Path) -> list[str]:
+    """What the lines of a page that fail do."""
+    commands: list[list[str]] = []
+    for line in performed(page):
+        if line.startswith("$ ") or not commands:
+            commands.append([])
+        commands[-1].append(line)
+    worked = ("exit 0", "skipped: ")
+    ended = [[line for line in command if line.startswith(("exit ", "skipped: "))] for command in commands]
+    failed = [
+        line
+        for command, ends in zip(commands, ended, strict=True)
+        if len(ends) != 1 or not ends[0].startswith(worked)
+        for line in command
+    ]
+    missing = len(lines_of(page)) - len(commands)
+    return failed + [f"{missing} lines of {name_of(page)} were not executed"] * bool(missing)
 
 
 def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def difference(page: Path) -> list[str]:
-    """Unified diff from what a page's lines did when the snapshot was written to what they do now."""
-    was = stored().get(name_of(page), [])
-    return list(difflib.unified_diff(was, performed(page), "stored", name_of(page), n=1, lineterm=""))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("pages", nargs="*", type=Path)
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--show", action="store_true")
     parser.add_argument("--perform", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.perform:
@@ -302,15 +307,11 @@ def main() -> int:
         return 0
     asked = [page.resolve() for page in given.pages] or [page for page in pages() if lines_of(page)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        if given.write:
-            known = stored() | dict(zip(map(name_of, asked), pool.map(performed, asked), strict=True))
-            kept = [(name, lines) for page in pages() if (lines := known.get(name := name_of(page)))]
-            text = "".join(f"# {name}\n" + "".join(f"{line}\n" for line in lines) for name, lines in kept)
-            SNAPSHOT.write_text(text, encoding="utf-8")
-            return 0
-        changed = [line for lines in pool.map(difference, asked) for line in lines]
-    print(*changed, sep="\n", end="\n" * bool(changed))
-    return bool(changed)
+        found = dict(zip(asked, pool.map(performed if given.show else failures, asked), strict=True))
+    for page, lines in found.items():
+        if lines:
+            print(f"# {name_of(page)}", *lines, sep="\n")
+    return int(any(found.values()) and not given.show)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ from anyk.protocol import (
 )
 from anyk.runs import Driver, session
 from anyk.testing import check_strategy
-from anyk.testing.hostile import hostile
+from anyk.testing.hostile import _folded, hostile
 from anyk.testing.world import Broken
 from byhand import ByHand
 from strategy_schedules import STRATEGIES
@@ -270,7 +270,7 @@ class Alarmed(Turns):
         (Keyed, r"^its state is not plain data that JSON can hold: keys of a state must be integers or strings", 1),
         (Waiting, r"^deadlock at step \d+: every worker is idle", 2),
         (Boastful, r"^a step claims a residual of 0, and it is \d\.\d+", 1),
-        (Hoarding, r"^task 3, chunk 0, which is arrived, is neither used nor cancelled", 4),
+        (Hoarding, r"^task 3, chunk 0, which has arrived, is neither used nor cancelled", 4),
         (Fragile, r"^it raised KeyError: \d \(test_hostile\.py, line \d+, in on\)", 1),
         (Faint, r"^it stopped though no worker was given up and nothing failed: too many", 1),
         (Worn, r"^used before, it does not start as a fresh one does", 1),
@@ -304,6 +304,48 @@ def test_whatever_fails_a_check_is_a_command():
     ):
         for seed in range(30):
             check_strategy(Fragile(3), seed=seed)
+
+
+@dataclass(frozen=True, repr=False)
+class Sampling(Turns):
+    """Turns whose spec omits settings, or names another."""
+
+    batch: int = 0
+    factor: float = 1.0
+    spec = "test-sampling"
+
+    @property
+    def layout(self):
+        return replace(super().layout, minibatches=self.batch > 0)
+
+    def on(self, state, event):
+        commands = super().on(state, event)
+        return [c._replace(scale=self.factor) if isinstance(c, Combine) else c for c in commands]
+
+    def next_turn(self, state):
+        commands = super().next_turn(state)
+        return [c._replace(chunks=((c.chunks[0][0]._replace(batch=self.batch),),)) for c in commands]
+
+
+def test_a_spec_that_omits_a_setting_is_caught(monkeypatch):
+    monkeypatch.setattr(strategies.registry, "entries", dict(strategies.registry.entries))
+    check_strategy(Sampling(3, factor=0.5))  # of no registered name: such a run is not resumed from its spec
+    strategies.register("test-sampling")(Sampling)
+    check_strategy(Sampling(3))
+    with pytest.raises(AssertionError, match=r"^its spec 'test-sampling' builds .* with another layout: is every"):
+        check_strategy(Sampling(3, batch=2))
+    with pytest.raises(AssertionError, match=r"^its spec 'test-sampling' builds .* decides otherwise: is every"):
+        check_strategy(Sampling(3, factor=0.5))
+    monkeypatch.setattr(Sampling, "spec", "test-sampling:rows=2")
+    with pytest.raises(AssertionError, match=r"^no strategy can be built from its spec .* has no key 'rows'"):
+        check_strategy(Sampling(3))
+
+
+def test_a_long_schedule_is_shown_without_its_middle():
+    begin = ["start", [Stop("done")], "from here on all goes well"]
+    lines = _folded([*begin, *map(str, range(100))])
+    assert [line.strip() for line in lines[2:4] + lines[-7:-4]] == [begin[2], "0", "19", "(75 lines more)", "95"]
+    assert len(_folded([*map(str, range(100)), *begin[2:]])) == 101  # all that made it fail is shown
 
 
 @pytest.mark.slow

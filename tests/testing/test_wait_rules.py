@@ -102,7 +102,7 @@ class Impatient(Wait):
         return (self.seconds,)
 
 
-@wrong("becomes True without a reply.*deadlines.. names no time")
+@wrong("becomes True without a reply.*deadlines.. names no time, asked once")
 class Unannounced(Wait):
     seconds: float = 0.5
 

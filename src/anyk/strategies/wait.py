@@ -123,7 +123,10 @@ class Wait:
         raise NotImplementedError("a wait rule defines enough()")
 
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
-        """Return the seconds after the start of this round at which ``enough`` is to be called again."""
+        """Return the seconds after the start of this round at which ``enough`` is to be called again.
+
+        A round asks once, when it begins and has no replies yet.
+        """
         return ()
 
     def counts(self) -> tuple[int, ...]:

@@ -36,7 +36,10 @@ from anyk.testing.world import Broken, World
 
 _PATIENCE = 2000  # events without a fault, within which a strategy must step and end its tasks
 _ENOUGH = 2  # steps within that number of events
+_WELL = "from here on all goes well"
 _WAITS = (0.0, 0.01, 0.3)
+_SHOWN = 20  # lines of a schedule that are shown of the part without faults, at its beginning
+_SHOWN_LAST = 5  # and at its end
 # how likely the kinds of actions are, relative to each other: always the same, or one of several numbers for a schedule
 _CERTAIN = {"work": 12.0, "alarm": 2.0, "measured": 12.0}
 _MOODS = {
@@ -132,7 +135,7 @@ class Play:
     def _quiet(self) -> None:
         """Let all workers return and work without faults; raise :class:`Broken` without steps, or with open tasks."""
         world = self.world
-        self.transcript.append("from here on all goes well")
+        self.transcript.append(_WELL)
         for worker in sorted(world.leaving):
             self._act("lose", worker)
         for worker in sorted(set(range(world.workers)) - world.present - world.gone):
@@ -155,8 +158,8 @@ class Play:
         if world.step < aim:
             raise Broken("starved", f"it took fewer than {_ENOUGH} steps in {_PATIENCE} events in which all went well")
         task, chunk = pending[0]
-        reason = f"task {task}, chunk {chunk}, which is {world.status(pending[0])}, is neither used nor cancelled"
-        raise Broken("forgotten", reason)
+        has = "is open" if world.status(pending[0]) == "open" else "has arrived"
+        raise Broken("forgotten", f"task {task}, chunk {chunk}, which {has}, is neither used nor cancelled")
 
     def _act(self, kind: str, worker: int) -> None:
         if self.world.stopped is None:
@@ -220,6 +223,14 @@ def _schedule(transcript: Sequence[Any]) -> Iterator[str]:
             yield from (f"      {_shown(command)}" for command in entry)
         else:
             yield f"  {_shown(entry)}"
+
+
+def _folded(transcript: Sequence[Any]) -> list[str]:
+    """Return the lines of a schedule without the middle of its part without faults, if that is long."""
+    lines = list(_schedule(transcript))
+    begin = next((number for number, line in enumerate(lines, 1) if line.strip() == _WELL), len(lines)) + _SHOWN
+    end = len(lines) - _SHOWN_LAST
+    return lines if end - begin < 2 else [*lines[:begin], f"  ({end - begin:,} lines more)", *lines[end:]]
 
 
 def explained(error: Exception) -> Broken:
@@ -294,5 +305,5 @@ def hostile(strategy: Strategy, *, seed: int, events: int = 200) -> None:
     short, failure = _played(strategy, seed, actions, whole=play.ended)
     if failure is None:
         short, failure = play, broken
-    lines = "\n".join(_schedule(short.transcript))
+    lines = "\n".join(_folded(short.transcript))
     raise Broken(failure.kind, f"{failure}\nits shortest schedule:\n{lines}") from None

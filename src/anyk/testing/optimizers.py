@@ -225,7 +225,8 @@ class _Trial:
             assert _near(out, of_all, w), f"{claim} in slices is not the step of the whole model"
             for name in wholes:
                 assert name in state and _near(state[name], wholes[name], wholes[name]), (
-                    f"{claim} in slices leaves another '{name}' in the state: a slice must change its part in place"
+                    f"{claim} in slices leaves another '{name}' in the state: a slice must change its part in place, "
+                    "by its own coordinates alone"
                 )
             w = of_all
         assert _near(w, models[-1], self.w), "steps after steps in slices are other ones"

@@ -168,10 +168,10 @@ class _Round:
     def _check_named(self, before: _Moment, moment: _Moment) -> None:
         """Check that a deadline is named if time alone made the rule true."""
         since, until = before.now - self.began, moment.now - self.began
+        named = ", ".join(f"{deadline:.4g}" for deadline in self.deadlines) or "no time"
         assert any(since - _ALARM <= deadline <= until for deadline in self.deadlines), (
             f"enough() becomes True without a reply, between {since:.4g} and {until:.4g} s, but deadlines() names "
-            f"{', '.join(f'{d:.4g}' for d in self.deadlines) or 'no time'}: the round would not end until something "
-            "else happens"
+            f"{named}, asked once when the round begins: the round would not end until something else happens"
         )
 
     def _check_rounding(self) -> None:

@@ -181,6 +181,8 @@ def test_missing_and_damaged_files(folder):
     write_plain(folder / NAME, config | {"problem": {"problem": "evil.py:make"}})
     assert damaged(folder) == set()
     assert "not looked at: code makes the problem" in run("verify", folder).output
+    write_plain(folder / NAME, config | {"problem": {"data": "test-own:rows=3"}})
+    assert "?: not looked at: data set 'test-own' is of a plug-in file" in run("verify", folder).output
 
 
 def test_a_run_that_goes_on_and_one_that_has_not_ended(tmp_path):

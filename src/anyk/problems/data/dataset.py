@@ -148,9 +148,18 @@ def assemble(
 ) -> Dataset:
     """Return a data set with the fraction ``test`` of its rows held out; ``seed`` selects them and shuffles all.
 
-    If there are separate test rows, ``X_test``, whose targets are the last of ``y``, no others are held out.
+    ``X``, ``y`` and ``classes`` are as in :class:`Dataset`, but ``y`` may be of whole numbers. If there are separate
+    test rows, ``X_test``, whose targets are the last of ``y``, no others are held out. Raises BadInput for arrays that
+    do not go together, and for targets that the task does not have.
+
+    >>> assemble(np.eye(4), np.array([0, 1, 2, 1]), "multiclass", ("red", "green", "blue"), test=0.25, seed=0).classes
+    ('red', 'green', 'blue')
     """
+    for name, part in (("X", X), ("X_test", X if X_test is None else X_test)):
+        if len(part.shape) != 2:
+            raise BadInput(f"{name} of a data set must be of shape (rows, features), got {part.shape}")
     rows, features = X.shape
+    y = _checked_target(y, rows + (0 if X_test is None else X_test.shape[0]), task, classes)
     if not features:
         raise BadInput("a data set needs at least 1 column beside the target, got none")
     if X_test is None:
@@ -161,6 +170,22 @@ def assemble(
     if task != "regression" and (y_train == y_train[0]).all():
         raise BadInput("all training rows are of one class; hold out fewer rows (test=) or split by another seed=")
     return Dataset("", task, _canonical(X), y_train, _canonical(X_test), y_test, classes)
+
+
+def _checked_target(y: Any, rows: int, task: Task, classes: tuple[str, ...]) -> Floats:
+    """Return targets as float64; raise BadInput unless there is one a row, of the task and its classes."""
+    y = np.asarray(y)
+    if y.shape != (rows,) or y.dtype.kind not in "fiub":
+        raise BadInput(f"y of a data set must be numbers of shape ({rows},), one a row, got {y.dtype} of {y.shape}")
+    if not isinstance(classes, tuple) or not all(isinstance(name, str) for name in classes):
+        raise BadInput(f"classes of a data set must be their names, a tuple of texts, got {classes!r}")
+    if task != "regression":
+        known = (-1, 1) if task == "binary" else range(len(classes))
+        if (wrong := y[~np.isin(y, known)]).size:
+            numbers = f"the number of one of its {len(classes)} classes, from 0" if task == "multiclass" else "-1 or 1"
+            raise BadInput(f"y of a data set for task={task} must be {numbers}, got {wrong[0]:g}")
+    targets: Floats = y.astype(np.float64, copy=False)
+    return targets
 
 
 @typed

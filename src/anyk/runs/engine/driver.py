@@ -229,7 +229,7 @@ class Driver:
     def _enter(self, event: Event | Cut) -> Event | None:
         """Enter an event into the ledger; return what the strategy receives of it, None if nothing.
 
-        A reply of a task that is no more is dropped here.
+        A late reply is dropped: ``Ledger.arrive`` has freed its message.
         """
         if isinstance(event, Reply):
             if self._agreement is None and not self.ledger.arrive(event):  # compared messages are in the ledger already
@@ -273,7 +273,10 @@ class Driver:
         return False
 
     def _compared_events(self, agreement: Agreement) -> Iterator[Event | Cut | None]:
-        """Yield the cluster's events, with failures in place of messages that contradict each other."""
+        """Yield the cluster's events, with failures in place of messages that contradict each other.
+
+        Late replies are dropped: ``Ledger.arrive`` has freed their messages.
+        """
         pending = self._pending
         while pending:  # since before a resume
             yield pending.popleft()

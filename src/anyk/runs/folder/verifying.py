@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyk.base.checks import typed
-from anyk.base.errors import BadInput, Surroundings
+from anyk.base.errors import BadInput, Surroundings, UnknownName
 from anyk.base.named import names_in_folder, sha256_of
 from anyk.delays import communication, parse
 from anyk.problems import data_digest, from_recipe
@@ -288,6 +288,8 @@ def _data(recipe: config.Recipe | None, recorded: str | None) -> Check:
         digest = str(data_digest(from_recipe(recipe.plain())))
     except Surroundings:
         raise
+    except UnknownName as error:
+        return Check("data", None, f"not looked at: {error.what} is of a plug-in file, and nothing is run here")
     except BadInput as error:
         return Check("data", None, str(error))
     return _compared("data", recipe.each[0].file or recipe.each[0].data, digest, recorded)
