@@ -101,18 +101,21 @@ def test_outputs_may_be_several_tensors_or_transposed():
             self.part = part
 
         def forward(self, x):
-            made = self.part(x)
-            return {"logits": made, "more": (made, x)}
+            outputs = self.part(x)
+            return {"logits": outputs, "more": (outputs, x)}
 
     class Across(Pair):
         def forward(self, x):
             return self.part(x).permute(2, 0, 1)
 
     module, X, y = padded()
-    for made, take in ((Pair(module), lambda o: o["logits"]), (Across(module), lambda o: o.permute(1, 2, 0))):
+    for module_of_several, take in (
+        (Pair(module), lambda o: o["logits"]),
+        (Across(module), lambda o: o.permute(1, 2, 0)),
+    ):
         with pytest.raises(BadInput, match="not the mean of their losses"):
-            TorchProblem(made, lambda o, t, take=take: ignoring(take(o), t), (X, y))
-        TorchProblem(made, lambda o, t, take=take: cross_entropy(take(o), t), (X, y))
+            TorchProblem(module_of_several, lambda o, t, take=take: ignoring(take(o), t), (X, y))
+        TorchProblem(module_of_several, lambda o, t, take=take: cross_entropy(take(o), t), (X, y))
 
 
 def rare(samples=400):

@@ -252,7 +252,7 @@ def test_a_reply_that_is_not_finite_is_named_and_not_used(fault, reason):
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
     assert named
-    assert all("worker 3" in text and reason in text for text in named)
+    assert all("worker 3" in sentence and reason in sentence for sentence in named)
     assert run.ledger["unusable"] == len(named)
 
 

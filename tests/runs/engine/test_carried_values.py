@@ -275,10 +275,10 @@ def test_a_loop_has_a_checkpoint_within_its_first_seconds(tmp_path: Path) -> Non
     until = time.monotonic() + 60.0
     for step in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=10_000, out=tmp_path / "run"):
         time.sleep(0.3)
-        if step.number and (found := list((tmp_path / "run").glob("checkpoint*"))):
+        if step.number and (checkpoints := list((tmp_path / "run").glob("checkpoint*"))):
             break
         assert time.monotonic() < until
-    assert found and step.number < 30  # with one every 10 s there would be none before step 33
+    assert checkpoints and step.number < 30  # with one every 10 s there would be none before step 33
 
 
 def test_values_are_set_on_the_step_of_an_optimiser() -> None:

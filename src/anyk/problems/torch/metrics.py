@@ -151,7 +151,7 @@ class _Evaluation:
         batch = network.on_device(sample_batch.batch)
         outputs = None if network.takes_module else network.outputs(batch)
         if HELD_OUT_LOSS in metrics and metrics[HELD_OUT_LOSS] is None:
-            self._means[HELD_OUT_LOSS].add(*network.loss_and_terms(batch, outputs, sample_batch))
+            self._means[HELD_OUT_LOSS].add(*_loss_and_terms(network, batch, outputs, sample_batch))
         weights = None if sample_batch.weights is None else torch.from_numpy(sample_batch.weights)
         if network.takes_module:
             arguments: tuple[Any, Any] = network.module, batch
@@ -189,6 +189,26 @@ class _Evaluation:
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu()  # a module that differentiates is evaluated with gradients
+
+
+def _loss_and_terms(network: Network, batch: Batch, outputs: Any, sample_batch: SampleBatch) -> tuple[float, float]:
+    """Return the sum of the losses of a batch of held-out samples, and the number of their terms, both weighted."""
+    weights = sample_batch.weights
+    if weights is None or network.alone:
+        weight = 1.0 if weights is None else float(weights[0])
+        terms = network.terms(batch, sample_batch.size)
+        if network.ignored is not None and not batch[-1].is_floating_point():
+            terms = float((batch[-1] != network.ignored).sum())
+        if not terms * weight:
+            return 0.0, 0.0
+        loss = network.loss_at(network.module, batch) if network.takes_module else network.loss_at(outputs, batch[-1])
+        return weight * float(loss.detach()) * (terms if network.mean else 1.0), weight * terms
+    network.loss_factor(batch, 1)
+    terms = float(weights.sum())
+    if network.ignored is not None and not batch[-1].is_floating_point():
+        counts = (batch[-1] != network.ignored).reshape(sample_batch.size, -1).sum(dim=1)
+        terms = float(counts.cpu().numpy() @ weights)
+    return float(network.loss_at(outputs, batch[-1], weights).detach()), terms
 
 
 def _over_targets(

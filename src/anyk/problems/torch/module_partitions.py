@@ -24,6 +24,7 @@ from anyk.problems.torch.hooks import without_hooks
 from anyk.problems.torch.module_checks import check_loss, check_samples
 from anyk.problems.torch.network import (
     Network,
+    loss_sum,
     map_tensors,
     normalises_batches,
     put_kept,
@@ -236,7 +237,7 @@ class TorchPartitions(Batches):
         network.module.eval()
         try:
             with _threads(network.threads), preserved_buffers(network.module):
-                return network.loss_sum(evaluated.parts(self.most or DEFAULT_MICROBATCH))
+                return loss_sum(network, evaluated.parts(self.most or DEFAULT_MICROBATCH))
         finally:
             network.train()
 

@@ -63,6 +63,7 @@ from anyk.problems.torch.network import (
     Network,
     count_terms,
     kept_tensors,
+    loss_sum,
     map_tensors,
     parts_of,
     tensors_in,
@@ -617,7 +618,7 @@ class TorchProblem(NetworkProblem):
         ).numpy()
 
     def _mean_loss(self, w: Vector) -> float:
-        return self._network_at(w).loss_sum(self._parts(self._data.evaluated)) / self.samples
+        return loss_sum(self._network_at(w), self._parts(self._data.evaluated)) / self.samples
 
     def metrics(self, w: Vector) -> dict[str, float]:
         if self._held_out is None:

@@ -242,7 +242,7 @@ class Network:
             if weights is None or self.alone:
                 loss: Any = self.loss(outputs, targets, **arguments(self.for_loss, self.values))
             else:
-                losses = self._sample_losses(outputs, targets)
+                losses = _sample_losses(self, outputs, targets)
                 factors = torch.tensor(weights, dtype=losses.dtype, device=losses.device)  # weights may be read-only
                 loss = (losses * factors)[factors != 0].sum()
         if not isinstance(loss, torch.Tensor) or loss.dim():
@@ -260,20 +260,6 @@ class Network:
         """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
         return size if self.count is None else count_terms(self.count, batch)
 
-    def _sample_losses(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each sample, shape (samples,)."""
-        import torch
-
-        loss: Any = self.loss
-        count = len(targets)
-        if type(loss).__module__ == "torch.nn.modules.loss" and hasattr(loss, "reduction"):
-            unreduced = copy.copy(loss)
-            unreduced.reduction = "none"
-            terms: torch.Tensor = unreduced(outputs, targets).reshape(count, -1)
-            return terms.mean(dim=1) if loss.reduction == "mean" else terms.sum(dim=1)
-        singles = [slice(i, i + 1) for i in range(count)]
-        return torch.stack([self.loss_at(map_tensors(outputs, itemgetter(one)), targets[one]) for one in singles])
-
     def check_weighted(self, batch_of: Callable[[slice], Batch], samples: int) -> None:
         """Find out whether the losses of weighted samples follow from the outputs of a batch, in evaluation mode.
 
@@ -287,7 +273,7 @@ class Network:
             if not self.alone:
                 with self.without_gradient(), seeded_generators(0, torch.device("cpu")):
                     batch = batch_of(slice(0, samples))
-                    losses = self._sample_losses(self.outputs(batch), batch[-1])
+                    losses = _sample_losses(self, self.outputs(batch), batch[-1])
                     singles = [self.loss_of(batch_of(slice(i, i + 1))) for i in range(samples)]
                 near = 0.02 if self.precision else 1e-3
                 self.alone = not torch.allclose(losses.double(), torch.stack(singles).double(), rtol=near, atol=1e-6)
@@ -317,39 +303,36 @@ class Network:
         terms = self.terms(batch, size)  # a batch without any adds nothing, and a mean over nothing is not a number
         return self.scale * (terms if self.mean else min(terms, 1.0))
 
-    def loss_sum(self, parts: Iterator[SampleBatch]) -> float:
-        """Return the sum of the losses of several batches, in evaluation mode."""
-        total = 0.0
-        with self.without_gradient():
-            for sample_batch in parts:
-                batch = self.on_device(sample_batch.batch)
-                if factor := self.loss_factor(batch, sample_batch.size, sample_batch.weights):
-                    total += float(self.loss_of(batch, sample_batch.weights).detach()) * factor
-        return total
-
-    def loss_and_terms(self, batch: Batch, outputs: Any, sample_batch: SampleBatch) -> tuple[float, float]:
-        """Return the sum of the losses of a batch of held-out samples, and the number of their terms, both weighted."""
-        weights = sample_batch.weights
-        if weights is None or self.alone:
-            weight = 1.0 if weights is None else float(weights[0])
-            terms = self.terms(batch, sample_batch.size)
-            if self.ignored is not None and not batch[-1].is_floating_point():
-                terms = float((batch[-1] != self.ignored).sum())
-            if not terms * weight:
-                return 0.0, 0.0
-            loss = self.loss_at(self.module, batch) if self.takes_module else self.loss_at(outputs, batch[-1])
-            return weight * float(loss.detach()) * (terms if self.mean else 1.0), weight * terms
-        self.loss_factor(batch, 1)
-        terms = float(weights.sum())
-        if self.ignored is not None and not batch[-1].is_floating_point():
-            counts = (batch[-1] != self.ignored).reshape(sample_batch.size, -1).sum(dim=1)
-            terms = float(counts.cpu().numpy() @ weights)
-        return float(self.loss_at(outputs, batch[-1], weights).detach()), terms
-
     def _autocast(self) -> Any:
         import torch
 
         return torch.autocast(self.kind, dtype=torch.bfloat16, enabled=self.precision is not None)
+
+
+def _sample_losses(network: Network, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each sample, shape (samples,)."""
+    import torch
+
+    loss: Any = network.loss
+    count = len(targets)
+    if type(loss).__module__ == "torch.nn.modules.loss" and hasattr(loss, "reduction"):
+        unreduced = copy.copy(loss)
+        unreduced.reduction = "none"
+        terms: torch.Tensor = unreduced(outputs, targets).reshape(count, -1)
+        return terms.mean(dim=1) if loss.reduction == "mean" else terms.sum(dim=1)
+    singles = [slice(i, i + 1) for i in range(count)]
+    return torch.stack([network.loss_at(map_tensors(outputs, itemgetter(one)), targets[one]) for one in singles])
+
+
+def loss_sum(network: Network, parts: Iterator[SampleBatch]) -> float:
+    """Return the sum of the losses of several batches, in evaluation mode."""
+    total = 0.0
+    with network.without_gradient():
+        for sample_batch in parts:
+            batch = network.on_device(sample_batch.batch)
+            if factor := network.loss_factor(batch, sample_batch.size, sample_batch.weights):
+                total += float(network.loss_of(batch, sample_batch.weights).detach()) * factor
+    return total
 
 
 def _reduce_parametrized(module: Any) -> tuple[Any, ...]:
