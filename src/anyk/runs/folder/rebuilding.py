@@ -16,6 +16,7 @@ from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Problem
+from anyk.protocol import Workers
 from anyk.runs.callbacks import Callbacks
 from anyk.runs.evaluation.evaluate import Evaluate, spec_of
 from anyk.runs.folder.config import FORMAT, Config, SharedConfig, recipe_of
@@ -37,6 +38,7 @@ def describe(
     *,
     problem: Problem,
     cluster: Cluster,
+    workers: Workers,
     optimizer: Optimizer,
     limits: Limits,
     evaluate: Evaluate | None,
@@ -48,7 +50,7 @@ def describe(
         "format": FORMAT,
         "anyk": version("anyk"),
         "cluster": cluster.spec,
-        "workers": cluster.workers,
+        "workers": workers,
         "delays": delays.resolve_paths(cluster.delays.spec),
         "communication": delays.resolve_paths(cluster.communication.spec),
         "seed": cluster.seed,
@@ -89,7 +91,7 @@ def rebuild(
         optimizer = optimizer or build_optimizer(config.optimizer, lr=config.lr)
         cluster = build_cluster(
             config.cluster,
-            workers=config.workers,
+            workers=config.workers.most,
             delays=config.delays,
             seed=config.seed,
             communication=config.communication,
@@ -101,7 +103,11 @@ def rebuild(
 def cluster_like(cluster: Cluster, config: SharedConfig, seed: int) -> Cluster:
     """Return a further cluster with the same delays."""
     return build_cluster(
-        config.cluster, workers=config.workers, delays=cluster.delays, seed=seed, communication=cluster.communication
+        config.cluster,
+        workers=config.workers.most,
+        delays=cluster.delays,
+        seed=seed,
+        communication=cluster.communication,
     )
 
 

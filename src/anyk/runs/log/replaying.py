@@ -157,7 +157,7 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
 
     driver = Driver(
         strategy,
-        _Recorded(run.log, config.workers, config.seed, _byzantine(config.cluster)),
+        _Recorded(run.log, config.workers.most, config.seed, _byzantine(config.cluster)),
         problem=problem if why is None else None,
         optimizer=(optimizer or build_optimizer(config.optimizer, lr=config.lr)) if why is None else None,
         log=new,
