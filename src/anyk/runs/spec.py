@@ -67,6 +67,19 @@ class Preparation:
 Requested = Strategy | Code | Spec
 
 
+def workers_on(
+    cluster: Cluster | str,
+    requested: Requested,
+    workers: int | tuple[int, int] | Workers | None,
+    partitions: int | None,
+) -> Workers:
+    """Return the workers of a run: those given, or else as many as the cluster has, the strategy is for, or 30."""
+    made = Workers.of(workers_of(cluster, requested) if workers is None else workers, partitions)
+    if isinstance(cluster, Cluster) and cluster.workers != made.most and made.fewest is not None:
+        raise BadInput(f"the cluster has {cluster.workers} workers, got {made.most} as the largest number")
+    return made
+
+
 def fitted(
     problem: Problem, requested: Requested, workers: Workers, *, evaluate: Evaluate | None, target: float | None
 ) -> tuple[Strategy, Requested]:
@@ -114,7 +127,7 @@ class RunSpec:
         promise = self.strategy if isinstance(self.strategy, Promise) else None
         spec = self if promise is None else self._as_promised(promise)
         problem, limits, evaluate = spec.problem, spec.limits, read_evaluate(spec.evaluate)
-        workers = spec._workers(spec._strategy)
+        workers = workers_on(spec.cluster, spec._strategy, spec.workers, spec.partitions)
         cluster = spec._build_cluster(workers)
         strategy, requested = fitted(problem, spec._strategy, workers, evaluate=evaluate, target=limits.target)
         optimizer, warm_start, origin = spec._start_with(strategy, promise)
@@ -183,15 +196,6 @@ class RunSpec:
         """The strategy, or its spec."""
         assert not isinstance(self.strategy, Promise)
         return self.strategy if isinstance(self.strategy, Spec) else build_strategy(self.strategy)
-
-    def _workers(self, strategy: Strategy | Spec) -> Workers:
-        """Return the workers: those given, or else as many as the cluster has, the strategy is for, or 30."""
-        given = workers_of(self.cluster, strategy) if self.workers is None else self.workers
-        workers = Workers.of(given, self.partitions)
-        ready = self.cluster if isinstance(self.cluster, Cluster) else None
-        if ready is not None and ready.workers != workers.most and workers.fewest is not None:
-            raise BadInput(f"the cluster has {ready.workers} workers, got {workers.most} as the largest number")
-        return workers
 
     def _build_cluster(self, workers: Workers) -> Cluster:
         """Return the cluster, which may exist already."""

@@ -20,7 +20,7 @@ from anyk.base.plain import values_of
 from anyk.base.specs import Spec
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel
-from anyk.fleet.auto.parts import NAME, UNCODED, AutoConfig, Part, Parts, continues, read_auto
+from anyk.fleet.auto.parts import NAME, UNCODED, AutoConfig, Part, Parts, continues, read_auto, with_models
 from anyk.fleet.plans.candidates import build_candidate, ignore, specs_for
 from anyk.fleet.plans.plan import LEAST_ROUNDS
 from anyk.fleet.records import read
@@ -40,6 +40,7 @@ from anyk.runs.api import (
     check_plain,
     combine,
     describe,
+    fitted,
     read_evaluate,
     rebuild,
     with_callbacks,
@@ -192,6 +193,9 @@ def train_auto(
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
     rebuilt, hooks = Rebuilt(trained, usual_optimizer(trained, optimizer, lr), fleet), check_callbacks(callbacks)
     limits = Limits(steps=steps, seconds=seconds, target=target).within(STEPS if target is None else LIMIT)
+    first, evaluation = measuring(workers, max_load), read_evaluate(evaluate)
+    fitted(trained, with_models(first, models), workers, evaluate=evaluation, target=target)
+    check_evaluation(trained, evaluation, limits)
     config = describe(
         AutoConfig,
         problem=trained,
@@ -199,10 +203,10 @@ def train_auto(
         workers=workers,
         optimizer=rebuilt.optimizer,
         limits=limits,
-        evaluate=read_evaluate(evaluate),
+        evaluate=evaluation,
         callbacks=hooks,
         models=models,
-        measuring=measuring(workers, max_load),
+        measuring=first,
         measure=measure,
         every=every,
         slope=slope,

@@ -228,9 +228,10 @@ class MeasuredFleet:
             residual=residual, staleness=staleness, samples=samples, vectors=vectors_sent(log, layout.blocks, size)
         )
 
-    def alone(self, spec: str, workers: Workers) -> float:
-        """Return the mean seconds of a step under one strategy; ``workers`` of it: as many as the fleet has at most."""
-        workers = replace(workers, most=self.times.shape[1])
+    def alone(self, spec: str, workers: Workers | None = None) -> float:
+        """Return the mean seconds of a step under one strategy; ``workers``: their range and partitions, if any."""
+        most = self.times.shape[1]
+        workers = Workers(most=most) if workers is None else replace(workers, most=most)
         return float(self.durations(build_strategy(spec, workers=workers)).mean())
 
     def without(self, places: Sequence[int]) -> MeasuredFleet:

@@ -79,15 +79,11 @@ def rebuild(
     :class:`~anyk.BadInput` if data, traces or code are not those that the folder was made with, and for code
     that is not trusted.
     """
-    check_named(config, of)
     with names_in_folder(folder, config.digests.code, trust=trust), with_plugins(config, of):
-        admit_strategies(config)
         check_address(config.cluster, of, trust=trust)
-        if problem is None:
-            if config.problem is None:
-                raise BadInput(f"the problem of '{folder}' was made in Python; give it again: {call}(path, problem=…)")
-            problem = from_recipe(config.problem.plain())
-        check_problem(config, problem, of)
+        admitted = admitted_problem(config, of, problem)
+        if admitted is None:
+            raise BadInput(f"the problem of '{folder}' was made in Python; give it again: {call}(path, problem=…)")
         optimizer = optimizer or build_optimizer(config.optimizer, lr=config.lr)
         cluster = build_cluster(
             config.cluster,
@@ -97,7 +93,24 @@ def rebuild(
             communication=config.communication,
         )
     check_traces(config, cluster, of)
-    return Rebuilt(problem, optimizer, cluster)
+    return Rebuilt(admitted, optimizer, cluster)
+
+
+def admitted_problem(config: SharedConfig, of: str, problem: Problem | None, *, needed: bool = True) -> Problem | None:
+    """Return the problem that a configuration names, unless it is given; None if it was made in Python.
+
+    Everything else that the configuration names is checked first. ``needed``: whether to make the problem. Raises
+    :class:`~anyk.BadInput` as :func:`rebuild` does.
+    """
+    check_named(config, of)
+    for spec in config.strategies:  # other code is checked when it is imported
+        for where, name in torch_named(spec):
+            admit(where, name, "optimizer")
+    if problem is None and needed and config.problem is not None:
+        problem = from_recipe(config.problem.plain())
+    if problem is not None:
+        check_problem(config, problem, of)
+    return problem
 
 
 def cluster_like(cluster: Cluster, config: SharedConfig, seed: int) -> Cluster:
@@ -109,13 +122,3 @@ def cluster_like(cluster: Cluster, config: SharedConfig, seed: int) -> Cluster:
         seed=seed,
         communication=cluster.communication,
     )
-
-
-# ------------------------------------------------------------------------------------------- digests
-
-
-def admit_strategies(config: SharedConfig) -> None:
-    """Raise if a strategy names an optimiser whose code must not run; other code is checked when it is imported."""
-    for spec in config.strategies:
-        for where, name in torch_named(spec):
-            admit(where, name, "optimizer")
