@@ -42,6 +42,7 @@ from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import USUAL, MeasuredFleet, fleet_of
 from anyk.fleet.records import Record
 from anyk.fleet.simulation import drive
+from anyk.protocol import Workers
 from anyk.runs.folder.promise import Estimate
 
 WORKERS = 12
@@ -279,10 +280,11 @@ def _quiet(text):
     """Print no progress."""
 
 
-def _all_exact(models=1):
+def _all_exact(workers, models=1):
     """Return a plan's request for all strategies with exact steps."""
     return Request(
-        today="uncoded", max_load=1.0, memory=1.0, models=models, steps=None, resamples=0, seed=0, inexact=False,
+        today="uncoded", workers=Workers(most=workers), max_load=1.0, memory=1.0, models=models, steps=None,
+        resamples=0, seed=0, inexact=False,
         tell=_quiet, among=None, batch=None, max_staleness=None,
     )  # fmt: skip
 
@@ -292,7 +294,7 @@ def _known(fleets):
     tables = []
     for name, times in fleets:
         fleet = fleet_of(Record(times, load=1 / times.shape[1]), slope=SLOPE * float(np.median(times)) * times.shape[1])
-        made = candidates_for(fleet[0], _all_exact())
+        made = candidates_for(fleet[0], _all_exact(times.shape[1]))
         timed = time_strategies(fleet[0], made, 0, _quiet, USUAL)[0]
         tables.append((name, {spec: one.series for spec, one in timed.items()}))
     for i, (name, own) in enumerate(tables):
@@ -315,7 +317,7 @@ def scale(asked):
     pace = intervals = count = 0.0
     for models in (1, 4, 8, 12):  # until there are a thousand
         begin = time.process_time()
-        made = candidates_for(fleet, _all_exact(models))
+        made = candidates_for(fleet, _all_exact(workers, models))
         count += len(time_strategies(fleet, made, 0, _quiet, USUAL)[0])
         pace += time.process_time() - begin
         begin = time.process_time()

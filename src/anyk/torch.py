@@ -13,7 +13,6 @@ from anyk.codes import Code
 from anyk.problems import TorchProblem
 from anyk.protocol import Strategy
 from anyk.runs import Run, rounds
-from anyk.strategies import strategy as build_strategy
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +80,6 @@ class ClusterOptimizer(AbstractContextManager["ClusterOptimizer"]):
         self.optimizer, self._prepare, self._problem = optimizer, prepare, problem
         parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
         self._needs_closure = parameter is not None and parameter.default is inspect.Parameter.empty
-        self._strategy = build_strategy(strategy, workers=cluster.workers)
         limit = _ENDLESS if steps is None and seconds is None else steps
         options.setdefault("keep", optimizer)
         self._rounds = rounds(problem, strategy, cluster, into=problem.module, steps=limit, seconds=seconds, **options)
@@ -153,10 +151,10 @@ class ClusterOptimizer(AbstractContextManager["ClusterOptimizer"]):
 
     def _check_repeatable(self) -> None:
         """Raise BadInput unless two evaluations of a closure have gradients of the same data."""
-        layout = self._strategy.layout
-        if layout.minibatches or layout.epochs or self._strategy.spec.startswith("async"):
+        strategy = self._rounds.strategy
+        if strategy.layout.minibatches or strategy.layout.epochs or strategy.spec.startswith("async"):
             raise BadInput(
-                f"under '{self._strategy.spec}' two evaluations of a closure have gradients of different data or "
+                f"under '{strategy.spec}' two evaluations of a closure have gradients of different data or "
                 "models; use a strategy with full batches whose rounds wait for the newest model, such as 'uncoded'"
             )
 

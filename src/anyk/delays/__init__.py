@@ -107,7 +107,7 @@ def _link(
 
 def resolve_paths(spec: str) -> str:
     """Return the spec of a delay model or of communication with absolute paths, so that it is valid in any folder."""
-    return with_files(spec, absolute, registry, _links)
+    return str(with_files(spec, absolute, registry, _links))
 
 
 def communication(spec: str | DelayModel | Communication) -> Communication:

@@ -53,6 +53,7 @@ from anyk.runs.races.race_folder import NAME as RACE_FILE
 from anyk.runs.races.race_folder import read_race, run_folders
 from anyk.runs.races.speedups import finite_values
 from anyk.runs.run import setup
+from anyk.runs.spec import fitted
 from anyk.runs.training import combine
 
 __all__ = [
@@ -114,6 +115,7 @@ __all__ = [
     "empty",
     "faults_after",
     "finished_works",
+    "fitted",
     "finite_values",
     "is_locked",
     "load_checkpoint",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from anyk.base.errors import BadInput
 from anyk.base.specs import parse, with_keys
 from anyk.clusters import Cluster
+from anyk.codes import Code
 from anyk.optimizers import Optimizer, Schedule, split_rate, suits_smoothness
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of
@@ -123,8 +124,10 @@ def with_usual_batch(problem: Problem, strategy: Strategy, requested: object) ->
     return replace(strategy, batch=size // parts)
 
 
-def workers_of(cluster: Cluster | str, strategy: Strategy | str) -> int:
+def workers_of(cluster: Cluster | str, strategy: Strategy | Code | str) -> int:
     """Return the number of workers if none is given: the cluster's, the strategy's, or 30."""
     if isinstance(cluster, Cluster):
         return cluster.workers
-    return WORKERS if isinstance(strategy, str) else strategy.layout.workers
+    if isinstance(strategy, str):
+        return WORKERS
+    return strategy.workers if isinstance(strategy, Code) else strategy.layout.workers

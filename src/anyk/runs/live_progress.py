@@ -143,7 +143,7 @@ def describe(run: RunInfo, info: StepInfo) -> str:
         parts.append(f"loss {info.loss:.4g}")
     if info.metric is not None:
         parts.append(f"{run.metric} {info.metric:.4f}")
-    parts += [f"{info.workers} of {run.config.workers} workers on time", f"{info.seconds:.1f} s", run.strategy]
+    parts += [f"{info.workers} of {run.config.workers.most} workers on time", f"{info.seconds:.1f} s", run.strategy]
     return "  ".join(parts)
 
 

@@ -17,23 +17,24 @@ import numpy as np
 from anyk.base.arrays import Array, Vector
 from anyk.base.checks import AtLeastOne, check
 from anyk.base.errors import BadInput, RunFailed, outside
+from anyk.base.specs import Spec
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
 from anyk.problems.watch import CodeWatch, is_glanced_at
-from anyk.protocol import Strategy
+from anyk.protocol import Strategy, Workers
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
-from anyk.runs.defaults import with_usual_batch
 from anyk.runs.engine.carried_values import CarriedValues
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.step_record import StepBegun
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
 from anyk.runs.folder.config import NAME, read_config
 from anyk.runs.log.receipts import Receipt, receipt_after, receipt_of_step
 from anyk.runs.loop_module import LoopModule, matching
 from anyk.runs.run import Run
+from anyk.runs.spec import fitted, workers_on
 from anyk.runs.training import resume, train
 from anyk.strategies import strategy as build_strategy
 
@@ -158,6 +159,7 @@ class _Loop(Callback):
 class SteppedRounds:
     """The steps of a run, taken by the loop that iterates over them; the result of :func:`rounds`."""
 
+    strategy: Strategy
     _problem: Problem
     _start: Callable[..., Run]
     _into: Any
@@ -324,6 +326,8 @@ def rounds(
     strategy: Strategy | Code | str,
     cluster: Cluster,
     *,
+    workers: tuple[int, int] | Workers | None = None,
+    partitions: int | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     into: torch.nn.Module | None = None,
@@ -358,8 +362,9 @@ def rounds(
     objects with ``state_dict`` and ``load_state_dict``. Their states are part of the checkpoints and are restored
     before the first step, as are the parameters of ``into``. Other states of the loop are not saved.
 
-    Limits, ``evaluate`` and ``callbacks`` are as in :func:`anyk.train`. Leaving the loop early, also by an
-    exception, ends the run with that step. Afterwards the attribute ``run`` of the result is the run.
+    ``workers``: a range such as ``(4, 16)`` within which the workers of the cluster join and leave, with ``partitions``
+    of the data; both, limits, ``evaluate`` and ``callbacks`` are as in :func:`anyk.train`. Leaving the loop early, also
+    by an exception, ends the run with that step. Afterwards the attribute ``run`` of the result is the run.
 
     Raises :class:`~anyk.BadInput` for strategies whose workers take the steps (local updates) or that train
     several models, and if the module's parameters or batch norms are not the problem's. The loop raises the exception
@@ -375,7 +380,9 @@ def rounds(
     """
     ensure_problem(problem)
     check(cluster, Cluster, "cluster")
-    built = with_usual_batch(problem, build_strategy(strategy, workers=cluster.workers), strategy)
+    requested = Spec(strategy) if isinstance(strategy, str) else strategy
+    present = workers_on(cluster, requested, workers, partitions)
+    built, _ = fitted(problem, requested, present, evaluate=read_evaluate(evaluate), target=None)
     if built.layout.inner is not None:
         raise BadInput(f"under '{built.spec}' workers take the steps: there are no gradients to hand out")
     if len(built.layout.slots) > 1:
@@ -400,6 +407,7 @@ def rounds(
     loop = _Loop(_with_states(keep), accumulate)
     listeners = Callbacks((*check_callbacks(callbacks), loop))
     return SteppedRounds(
+        strategy=built,
         _problem=problem,
         _start=start,
         _into=into,
@@ -425,12 +433,13 @@ def _with_states(keep: Any) -> tuple[Any, ...]:
 
 def _check_same(folder: Path, strategy: Strategy, cluster: Cluster) -> None:
     """Raise :class:`~anyk.BadInput` if the run in a folder has another strategy or cluster than the loop."""
-    config = read_config(folder)
-    before = build_strategy(config.strategy, workers=config.workers).spec
+    config, workers = read_config(folder), Workers.of_layout(strategy.layout)
+    before = build_strategy(config.strategy, workers=config.workers)
     for name, stored, requested in (
-        ("strategy", before, strategy.spec),
+        ("strategy", before.spec, strategy.spec),
         ("cluster", config.cluster, cluster.spec),
-        ("workers", config.workers, cluster.workers),
+        ("workers", str(config.workers), str(workers)),
+        ("partitions", config.partitions, strategy.layout.partitions),
     ):
         if stored != requested:
             raise BadInput(

@@ -14,14 +14,14 @@ from anyk.base.checks import typed
 from anyk.base.errors import BadInput
 from anyk.base.named import names_in_folder
 from anyk.base.plain import from_plain
-from anyk.base.specs import with_keys
+from anyk.base.specs import Spec
 from anyk.clusters import Cluster
 from anyk.codes import Code
 from anyk.delays import Communication, DelayModel
 from anyk.optimizers import Optimizer, Schedule
 from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.problems.many import ManyProblems
-from anyk.protocol import Strategy
+from anyk.protocol import Strategy, Workers
 from anyk.runs.callbacks import check_callbacks
 from anyk.runs.defaults import workers_of
 from anyk.runs.engine.warm_start import WarmStart
@@ -54,7 +54,7 @@ def train(
     strategy: Strategy | Code | str | Promise,
     cluster: Cluster | str = "processes",
     *,
-    workers: int | tuple[int, int] | None = None,
+    workers: int | tuple[int, int] | Workers | None = None,
     partitions: int | None = None,
     delays: DelayModel | str | None = None,
     seed: int | None = None,
@@ -109,7 +109,7 @@ def train(
     """
     spec = RunSpec(
         problem=problem,
-        strategy=strategy,
+        strategy=Spec(strategy) if isinstance(strategy, str) else strategy,
         cluster=cluster,
         workers=workers,
         partitions=partitions,
@@ -118,7 +118,7 @@ def train(
         communication=communication,
         optimizer=optimizer,
         lr=lr,
-        limits=Limits(steps, seconds, target),
+        limits=Limits(steps=steps, seconds=seconds, target=target),
         begin=begin,
         evaluate=evaluate,
         checkpoint_every=checkpoint_every,
@@ -191,14 +191,13 @@ def resume(
         raise BadInput(f"'{folder}' is a copy by a Mirror and has no checkpoint; resume the folder of the run itself")
     if evaluate != _AS_BEFORE:
         config = structs.replace(config, evaluate=spec_of(read_evaluate(evaluate)))
-    if config.workers > _MANY:  # a stranger's number, for which a code may be constructed for hours
+    most = config.workers.most
+    if most > _MANY:  # a stranger's number, for which a code may be constructed for hours
         with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
             present = len(log.started()[1])
-        if config.workers > _MANY * max(1, present):
-            raise BadInput(
-                f"{of} names {config.workers:,} workers, its log begins with {present:,}; restore its folder"
-            )
-    previous, limits = config.steps, Limits(steps, seconds, target)
+        if most > _MANY * max(1, present):
+            raise BadInput(f"{of} names {most:,} workers, its log begins with {present:,}; restore its folder")
+    previous, limits = config.steps, Limits(steps=steps, seconds=seconds, target=target)
     if limits:
         if limits.endless:
             with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
@@ -215,6 +214,7 @@ def resume(
             problem=rebuilt.problem,
             strategy=config.strategy,
             cluster=rebuilt.cluster,
+            workers=config.workers,
             optimizer=rebuilt.optimizer,
             limits=config.limits,
             begin=None if config.begin is None else WarmStart.load(folder),
@@ -305,7 +305,8 @@ def train_many(
     strategy: Strategy | str,
     cluster: Cluster | str = "processes",
     *,
-    workers: int | tuple[int, int] | None = None,
+    workers: int | tuple[int, int] | Workers | None = None,
+    partitions: int | None = None,
     steps: int | None = None,
     **options: Any,
 ) -> Run:
@@ -326,14 +327,11 @@ def train_many(
         raise BadInput(f"problems must be a list of problems, one for each model, got {problems!r}")
     trained, models = combine(problems)
     if isinstance(strategy, str):
-        strategy = with_keys(strategy, {"models": models})
-        most = workers_of(cluster, strategy) if workers is None else workers
-        built = build_strategy(strategy, workers=most[-1] if isinstance(most, tuple) else most)
-    else:
-        built = build_strategy(strategy)
+        strategy = Spec(strategy).with_keys({"models": models})
+    built = build_strategy(strategy, workers=workers_of(cluster, strategy) if workers is None else workers)
     if len(built.layout.slots) != models:
         raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models, there are {models} problems")
-    return train(trained, strategy, cluster, workers=workers, steps=steps, **options)
+    return train(trained, strategy, cluster, workers=workers, partitions=partitions, steps=steps, **options)
 
 
 def combine(problem: Problem | Sequence[Problem]) -> tuple[Problem, int]:

@@ -16,16 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.checks import AtLeastOne, Nonnegative, typed
+from anyk.base.checks import Nonnegative, typed
 from anyk.base.errors import BadInput, RunFailed
 from anyk.base.specs import bracketed, parse, take_key, with_keys
 from anyk.optimizers import Optimizer
 from anyk.problems import Problem
-from anyk.protocol import Strategy
+from anyk.protocol import Strategy, Workers
 from anyk.runs import Run, replay, train, verify
 from anyk.runs.api import log_columns, rebuild
 from anyk.strategies import strategy as build
-from anyk.strategies import with_fleet
 from anyk.testing.chaos_faults import PROMISES, FaultPlan
 from anyk.testing.chaos_training import FINDERS, DisturbedTraining
 
@@ -63,7 +62,7 @@ class ChaosResult:
 
     strategy: str
     cluster: str
-    workers: int
+    workers: Workers
     faults: FaultPlan
     options: tuple[str, ...]
     steps: int
@@ -107,7 +106,7 @@ def chaos(
     cluster: str,
     faults: FaultPlan,
     *,
-    workers: AtLeastOne | tuple[int, int] = 6,
+    workers: int | tuple[int, int] | Workers = 6,
     least: Nonnegative = 1.0,
     options: Sequence[str] = (),
     out: str | Path | None = None,
@@ -128,7 +127,7 @@ def chaos(
     Raises :class:`~anyk.BadInput` for faults that the cluster or the strategy cannot take, for options that the
     training refuses, and on other systems than Linux; :class:`~anyk.RunFailed` if the training does not start.
     """
-    strategy, workers = with_fleet(strategy, workers)
+    workers = Workers.of(workers)
     plan = build(strategy, workers=workers)
     _check_possible(plan, cluster, faults)
     scratch = Path(tempfile.mkdtemp(prefix="anyk-chaos-"))
@@ -138,7 +137,10 @@ def chaos(
     shared = ["--cluster", spoiling, "--workers", str(workers), "--seconds", str(faults.seconds), *options]
     problem = [word for pair in pairwise(options) if pair[0] == "--problem" for word in pair]
     descriptors, report = _descriptors(), tell or (lambda _: None)
-    report(f"{faults.seconds:g} s of training under faults, after the start of {workers} workers and before the checks")
+    report(
+        f"{faults.seconds:g} s of training under faults, after the start of {workers.most} workers and before the "
+        "checks"
+    )
     training = DisturbedTraining(
         train=["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
         resume=["resume", str(folder), "--trust", "--quiet", *problem],
@@ -282,13 +284,13 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
         falls = bool(np.isfinite(model).all() and losses[-1] < losses[0])
         return Finding("model", falls, f"{sentence}{losses[0]:.4g} at first, {losses[-1]:.4g} at the end")
     sampled = strategy.layout.minibatches
-    reference, workers = (strategy.spec, run.config.workers) if sampled else ("uncoded", 1)
+    reference, workers = (strategy.spec, run.config.workers) if sampled else ("uncoded", Workers(most=1))
     undisturbed = train(
         problem,
         reference,
         "simulated",
         workers=workers,
-        partitions=None if sampled else strategy.layout.partitions,
+        partitions=None if sampled else run.config.partitions,
         seed=run.config.seed,
         optimizer=optimizer,
         steps=run.steps,

@@ -18,6 +18,7 @@ from anyk.delays import TableDelays
 from anyk.fleet.auto.auto_training import left_out
 from anyk.fleet.auto.parts import continues
 from anyk.fleet.records import Record
+from anyk.protocol import Workers
 from anyk.runs.callbacks import Watching
 
 N = 4
@@ -125,8 +126,8 @@ def test_a_fleet_that_changes_is_measured_until_all_were_there() -> None:
             problem(), workers=(2, N), cluster="late", delays=delays, steps=60, measure=12, tell=lines.append
         )
     parts = [(run.config.strategy, run.begun, run.steps) for run in auto.runs]
-    fleet = "fewest=2,partitions=16"
-    coded = f"frc:stragglers=1,{fleet}"
+    coded = "frc:stragglers=1"
+    assert {run.config.workers for run in auto.runs} == {Workers(fewest=2, most=N, partitions=16)}
     assert parts == [(coded, 0, 12), (coded, 12, 36), (coded, 36, 60)]  # twice as long
     assert [line for line in lines if "no plan yet" in line]
     alone = anyk.train(problem(), "uncoded", "simulated", workers=N, partitions=16, steps=60)
@@ -233,11 +234,13 @@ def test_several_models_are_trained_in_turn() -> None:
     for slot, model in alone.models.items():
         assert training.models[slot] == pytest.approx(model, rel=1e-9)
         assert training.history_of(slot)["step"].tolist() == list(range(21))
-    assert not {"gc", "m-sgc"} & set(left_out(8, 3)) and {"pasgd", "dpsgd"} <= set(left_out(8, 3))
+    assert not {"gc", "m-sgc"} & set(left_out(Workers(most=8), 3)) and {"pasgd", "dpsgd"} <= set(
+        left_out(Workers(most=8), 3)
+    )
 
 
 def test_those_that_cannot_continue_a_run_are_left_out() -> None:
-    names = left_out(N)
+    names = left_out(Workers(most=N))
     assert {"pasgd", "dpsgd", "diloco"} <= set(names) and not {"frc", "uncoded", "cyclic"} & set(names)
     assert continues(anyk.strategy("frc:load=2", workers=N)) and not continues(anyk.strategy("dpsgd", workers=N))
 
@@ -275,7 +278,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert refused.exit_code == 2 and "--seeds are for the folder of a race" in refused.output
     several = [*words, "--strategy", "auto:measure=5", "--workers", f"2..{N}", "--partitions", "12", "--steps", "8"]
     follows = CliRunner().invoke(main, several)
-    assert follows.exit_code == 0 and "'frc:stragglers=1,fewest=2,partitions=12' (" in follows.output, follows.output
+    assert follows.exit_code == 0 and "'frc:stragglers=1' (" in follows.output, follows.output
     report = json.loads(Path("run.json").read_text())
     assert [stage["steps"] for stage in report["parts"]] == [12, 30] and report["parts"][1]["check"]["held"] is True
     for more, sentence in (

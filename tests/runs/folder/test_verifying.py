@@ -228,7 +228,7 @@ def test_a_configuration_without_a_key(folder):
     config = (folder / "run.toml").read_text()
     for key in ("strategy", "workers", "metric"):
         lines = [line for line in config.splitlines() if not line.startswith(f"{key} =")]
-        (folder / "run.toml").write_text("\n".join(lines))
+        (folder / "run.toml").write_text("\n".join(lines).replace(f"[{key}]", "[others]"))
         for command in ("show", "replay", "resume"):
             result = run(command, folder)
             assert result.exit_code == 2 and f"missing required field `{key}`" in result.output, result.output

@@ -42,7 +42,7 @@ class Staggered(Constant):
 
 def done_in(run, step):
     """The partitions that made a step, by worker."""
-    workers, partitions = run.config.workers, np.flatnonzero(run.receipt(step).weights)
+    workers, partitions = run.config.workers.most, np.flatnonzero(run.receipt(step).weights)
     parts = run.config.partitions // workers
     return [set(partitions[partitions // parts == i].tolist()) for i in range(workers)]
 

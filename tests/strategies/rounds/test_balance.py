@@ -381,7 +381,6 @@ def test_shares_are_the_best_that_whole_partitions_allow(groups: int, seed: int)
     ("spec", "says"),
     [
         ("cyclic:stragglers=1,balance=auto", "'cyclic:stragglers=1' needs even blocks"),
-        ("uncoded:balance=auto,fewest=2", "'uncoded:balance=auto' has a rule by which its code changes already"),
         ("uncoded:wait=3,snapshot=4,balance=auto", "snapshot uses earlier messages of groups again, whose partitions"),
         ("uncoded:wait=3,scaling=marginal,balance=auto", "scaling=marginal divides by shares that are expected under"),
         ("frc:stragglers=1,check=0.5,balance=auto", "check has not been tested with shares that change"),

@@ -14,14 +14,14 @@ from msgspec.structs import replace
 
 from anyk.base.errors import BadInput
 from anyk.base.plain import ByName, values_of
-from anyk.base.specs import with_keys
+from anyk.base.specs import Spec
 from anyk.fleet.plans.check import Checked, check
 from anyk.fleet.plans.judging import Choice
 from anyk.fleet.plans.measured_fleet import code_of
 from anyk.fleet.plans.plan import LEAST_ROUNDS, Plan, plan
 from anyk.fleet.records import Record, read
 from anyk.problems import Tell
-from anyk.protocol import Strategy, models_trained, slot_names
+from anyk.protocol import Strategy, Workers, models_trained, slot_names
 from anyk.runs import Promise, Run, resume, train
 from anyk.runs.api import (
     RUN_FILE,
@@ -45,6 +45,7 @@ from anyk.runs.api import (
 from anyk.strategies import strategy as build_strategy
 
 NAME = "auto.toml"
+UNCODED = "uncoded"  # the strategy that waits for all workers
 _RECORD = "record.npz"  # the record from which the first plan is made
 _MISSES = 2  # consecutive misses, after which the fleet is planned for again
 _MISSED = "the promise was missed"
@@ -68,8 +69,7 @@ class AutoConfig(SharedConfig, frozen=True, kw_only=True):
     every: Count
     max_load: float
     record: bool = False  # whether it started from a record, which is stored beside it
-    uncoded: str = "uncoded"  # the strategy that waits for all workers
-    measuring: str = "uncoded"  # the strategy that measures first
+    measuring: Spec = Spec(UNCODED)  # the strategy that measures first
     slope: float | None = None
 
 
@@ -130,7 +130,7 @@ class Parts:
             if record is None:
                 self._measure(self.config.measuring)
                 continue
-            today = self.done[-1].run.config.strategy if self.done else self.config.uncoded
+            today = self.done[-1].run.config.strategy if self.done else UNCODED
             planned = self._plan(record, today)
             if planned.evidence == "none" and self.done and self.done[-1].promise is not None:
                 self._measure(self.config.measuring)  # its strategy cuts off so much that it cannot be judged
@@ -138,7 +138,7 @@ class Parts:
             rivals = unmeasured_rivals(planned)
             if rivals and not self._waited_for_all():
                 self.tell(f"at step {self._step}: '{rivals[0].spec}' may be faster, but too many times were cut off")
-                self._measure(self.config.uncoded)
+                self._measure(UNCODED)
                 continue
             self.tell(f"from step {self._step}: '{planned.best.spec}' ({planned.verdict}: {planned.why})")
             for assumption in planned.assumptions:
@@ -153,7 +153,7 @@ class Parts:
         planned = plan(
             record,
             today=today,
-            **values_of(self.config, "slope", "max_load", "models"),
+            **values_of(self.config, "workers", "slope", "max_load", "models"),
             steps=self._horizon(),
             among=self._possible,
         )
@@ -235,7 +235,7 @@ class Parts:
 
     def _waited_for_all(self) -> bool:
         """Return whether a run has waited for all workers since a promise was last missed."""
-        uncoded = with_models(self.config.uncoded, self.config.models)
+        uncoded = with_models(UNCODED, self.config.models)
         for part in reversed(self.done):
             if part.run.config.strategy == uncoded:
                 return True
@@ -299,6 +299,7 @@ class Parts:
         if earlier_folder is None:
             run = train(
                 strategy=strategy,
+                workers=config.workers,
                 cluster=cluster_like(self.rebuilt.cluster, config, config.seed),
                 begin=self.done[-1].run if self.done else None,
                 out=None if self.folder is None else self.folder / f"{len(self.done) + 1}-{name}",
@@ -390,17 +391,17 @@ def unmeasured_rivals(planned: Plan) -> list[Choice]:
     return sorted(rivals, key=lambda one: one.seconds_per_step.median)
 
 
-def with_models(spec: str, models: int) -> str:
+def with_models(spec: str, models: int) -> Spec:
     """Return a strategy's spec for several models."""
-    return with_keys(spec, {"models": models} if models > 1 else {})
+    return Spec(spec).with_keys({"models": models} if models > 1 else {})
 
 
-def _settling(spec: str, workers: int) -> bool:
+def _settling(spec: str, workers: Workers) -> bool:
     """Return whether a strategy adapts to the fleet in its first rounds."""
     return build_strategy(spec, workers=workers).facts.adapted is not None
 
 
-def _tells(spec: str, workers: int) -> bool:
+def _tells(spec: str, workers: Workers) -> bool:
     """Return whether a strategy's runs tell how long tasks take: not if workers send parts of them on the way."""
     code = code_of(build_strategy(spec, workers=workers))
     return code is None or (code.messages == 1 and code.policy().rounds == "coded")

@@ -24,7 +24,7 @@ from anyk.fleet.records import Record, read
 from anyk.fleet.records.reading import Readable
 from anyk.fleet.simulation import drive, for_jobs
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.protocol import Strategy, shares_computed
+from anyk.protocol import Strategy, Workers, shares_computed
 from anyk.runs import RunLog
 from anyk.runs.api import mean_update, newest_versions, transfers, used_works, works
 from anyk.strategies import strategy as build_strategy
@@ -228,9 +228,11 @@ class MeasuredFleet:
             residual=residual, staleness=staleness, samples=samples, vectors=vectors_sent(log, layout.blocks, size)
         )
 
-    def alone(self, spec: str) -> float:
-        """Return the mean seconds of a step under one strategy."""
-        return float(self.durations(build_strategy(spec, workers=self.times.shape[1])).mean())
+    def alone(self, spec: str, workers: Workers | None = None) -> float:
+        """Return the mean seconds of a step under one strategy; ``workers``: their range and partitions, if any."""
+        most = self.times.shape[1]
+        workers = Workers(most=most) if workers is None else replace(workers, most=most)
+        return float(self.durations(build_strategy(spec, workers=workers)).mean())
 
     def without(self, places: Sequence[int]) -> MeasuredFleet:
         """Return the fleet without some workers."""

@@ -25,7 +25,6 @@ from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
 from anyk.runs import Run, is_race
 from anyk.runs.api import computing_seconds, crowding, driver_seconds, task_seconds
-from anyk.strategies import fleet_keys
 from anyk.tables import Table, check_input_file, limit, read_csv, read_npz, read_parquet, shown
 
 Readable = str | Path | Run | Record  # a source of a record
@@ -197,7 +196,7 @@ def _of_run(run: Run) -> Record:
     parts = {} if computing is None else {"compute": computing}
     spec = run.config.strategy
     remarks = [f"a run of '{spec}'"]
-    if fleet_keys(spec):
+    if run.config.workers.fewest is not None:
         rounds, workers = seconds.shape
         remarks.append(f"only the {rounds:,} of its {run.jobs:,} rounds in which all {workers} workers were there")
     return Record(
@@ -207,6 +206,7 @@ def _of_run(run: Run) -> Record:
         parts=parts,
         remarks=tuple(remarks),
         strategy=spec,
+        fleet=run.config.workers,
         driver=driver_seconds(run),
         crowding=crowding(run),
     )

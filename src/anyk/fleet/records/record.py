@@ -19,6 +19,7 @@ from anyk.base.arrays import Flags, Floats, Indices
 from anyk.base.errors import BadInput, as_bad_input, needing
 from anyk.base.plain import ByName
 from anyk.delays import MOST, in_order, summarised
+from anyk.protocol import Workers
 
 PARTS = ("delay", "compute", "transport")  # of a worker's seconds, if stamps separate them
 
@@ -30,8 +31,8 @@ class Record:
     ``censored``: times that are lower bounds, because the worker was cancelled. ``workers`` and ``rounds`` are their
     names. ``load``: the share of the data that each worker computed. ``parts``: seconds spent on delay, compute or
     transport, and ``stages``: seconds in each pipeline stage, each of the shape of ``seconds``. ``remarks``: the
-    interpretation of the source. ``strategy``: the spec of the strategy in use, and ``driver``: the mean
-    seconds of a round besides the workers' times, if known. ``crowding``:
+    interpretation of the source. ``strategy``: the spec of the strategy in use, ``fleet``: the number or range of
+    workers of its run, and ``driver``: the mean seconds of a round besides the workers' times, if known. ``crowding``:
     the workers for each core that they share with the driver, at least 1.
 
     Raises :class:`~anyk.BadInput` for shapes that do not match, for times that are negative or infinite, and for
@@ -51,6 +52,7 @@ class Record:
     stages: Mapping[str, Floats] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     strategy: str | None = None
+    fleet: Workers | None = None
     driver: float | None = None
     crowding: float = 1.0
 

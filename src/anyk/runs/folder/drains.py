@@ -13,7 +13,6 @@ import msgspec
 from anyk.base.checks import check_range, typed
 from anyk.base.errors import BadInput, as_bad_input
 from anyk.base.regular_files import read_plain, replacing
-from anyk.base.specs import parse, read
 from anyk.runs.folder.config import RunConfig, read_config
 from anyk.runs.folder.folders import WRITTEN, check_plain, locked
 
@@ -38,7 +37,7 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
     if not workers:
         return sorted(set(read_drained(folder)))
     for worker in workers:
-        check_range("a worker of the run", worker, 0, config.workers - 1)
+        check_range("a worker of the run", worker, 0, config.workers.most - 1)
     if config.cluster.partition(":")[0] not in ("processes", "ray"):
         raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
     if not _is_going_on(folder):
@@ -76,13 +75,13 @@ def _wait_for(descriptor: int, folder: Path) -> None:
 
 def describe_shortage(config: RunConfig, away: Collection[int]) -> str | None:
     """Return a sentence if a run lacks workers while those ``away`` stay away, as far as its strategy tells."""
-    remaining = len(set(range(config.workers)).difference(away))
-    fewest = read(parse(config.strategy)[1].get("fewest", "1"), int, "fewest")
+    remaining = len(set(range(config.workers.most)).difference(away))
+    fewest = config.workers.fewest or 1
     if remaining >= fewest:
         return None
     return (
-        f"{remaining} of {config.workers} workers remain, and the run needs at least {fewest}: it waits until others "
-        "are called back (anyk drain RUN WORKER --back)"
+        f"{remaining} of {config.workers.most} workers remain, and the run needs at least {fewest}: it waits until "
+        "others are called back (anyk drain RUN WORKER --back)"
     )
 
 

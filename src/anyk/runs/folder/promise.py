@@ -14,6 +14,8 @@ from anyk.base.checks import AtLeastOne, Nonnegative, Positive, PositiveShare, t
 from anyk.base.errors import BadInput, as_bad_input, printable
 from anyk.base.plain import ByName
 from anyk.base.regular_files import read_plain
+from anyk.base.specs import Spec
+from anyk.protocol import Workers
 
 VERSION = 1
 _ROUNDING = 1e-6
@@ -79,8 +81,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     version: int = VERSION
-    strategy: str
-    workers: AtLeastOne
+    strategy: Spec
+    workers: Workers
     learning_rate: Positive | None = None
     horizon: AtLeastOne
     verdict: Literal["change", "nothing"]
@@ -101,7 +103,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def plain(self) -> ByName:
         """Return the values that are not None as plain data, in the form of TOML."""
-        return dict(without_none(msgspec.to_builtins(self)))
+        return dict(without_none(msgspec.to_builtins(self, enc_hook=str)))
 
     def save(self, path: str | Path) -> None:
         """Write the promise as TOML; raise :class:`~anyk.BadInput` for another suffix or if writing fails."""
@@ -149,7 +151,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if isinstance(version, int) and version != VERSION:
             raise BadInput(f"{of} is a plan of version {version}, this anyk reads version {VERSION}; plan again")
         try:
-            promise = msgspec.convert(values, cls)
+            promise = msgspec.convert(values, cls, dec_hook=lambda kind, text: kind(text))
         except msgspec.ValidationError as error:
             raise BadInput(f"{of} is not a plan: {_in_words(str(error))}") from None
         spans = [("seconds_per_step", promise.seconds_per_step), ("gain", promise.gain), ("arrival", promise.arrival)]

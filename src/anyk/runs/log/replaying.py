@@ -15,14 +15,13 @@ from anyk.clusters import Order, Simulated
 from anyk.clusters.local import Local
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems import from_recipe
 from anyk.problems.base import Partitions, Problem
 from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMessage
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 from anyk.runs.engine.step_record import StepRecord
-from anyk.runs.folder.digests import check_named, check_problem, with_plugins
-from anyk.runs.folder.rebuilding import admit_strategies
+from anyk.runs.folder.digests import with_plugins
+from anyk.runs.folder.rebuilding import admitted_problem
 from anyk.runs.limits import plan
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
@@ -135,16 +134,10 @@ def replay(
 
 def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, compute: bool) -> Replay:
     config = run.config
-    check_named(config, f"the run '{run.path}'")
-    admit_strategies(config)
+    problem = admitted_problem(config, f"the run '{run.path}'", problem, needed=compute)
     reason = None if compute else "not asked for"
     if compute and problem is None:
-        if config.problem is not None:
-            problem = from_recipe(config.problem.plain())
-        else:
-            reason = "its problem was made in Python; give it with problem=…"
-    if problem is not None:
-        check_problem(config, problem, f"the run '{run.path}'")
+        reason = "its problem was made in Python; give it with problem=…"
     strategy = build_strategy(config.strategy, workers=config.workers)
     strategy = plan(strategy, config.steps, run.begun)
     new = RunLog()
@@ -157,7 +150,7 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
 
     driver = Driver(
         strategy,
-        _Recorded(run.log, config.workers, config.seed, _byzantine(config.cluster)),
+        _Recorded(run.log, config.workers.most, config.seed, _byzantine(config.cluster)),
         problem=problem if reason is None else None,
         optimizer=(optimizer or build_optimizer(config.optimizer, lr=config.lr)) if reason is None else None,
         log=new,

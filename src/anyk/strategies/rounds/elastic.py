@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput
@@ -17,8 +16,6 @@ from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.code_rules import CodeRule, since
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.rounds.terms import RoundTerms
-
-PARTITIONS = 4  # default number of partitions per worker of the largest fleet
 
 
 @dataclass(slots=True)
@@ -59,11 +56,6 @@ class Elastic(CodeRule):
                 f"wait={rule} waits for the exact sum, which '{code.spec}' may never give as its fleet "
                 "changes; leave out wait, or give a share such as wait=0.75n"
             )
-
-    @property
-    def keys(self) -> Mapping[str, Any]:
-        """The keys of a spec for this rule."""
-        return {"fewest": self.fewest, "partitions": self.partitions}
 
     # ------------------------------------------------------------------------------------------- the code
 

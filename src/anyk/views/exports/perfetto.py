@@ -56,7 +56,7 @@ def _events(run: Run) -> Iterator[ByName]:
     yield _event("M", "process_name", _DRIVER, 0, args={"name": f"driver: {run.config.strategy}"})
     yield _event("M", "process_name", _WORKERS, 0, args={"name": "workers"})
     yield from _steps(run)
-    yield from _of_workers(tasks_of(run), run.config.workers)
+    yield from _of_workers(tasks_of(run), run.config.workers.most)
 
 
 def _event(phase: str, name: str, pid: int, tid: int, **fields: Any) -> ByName:

@@ -114,7 +114,7 @@ class Metrics(Callback, AbstractContextManager["Metrics"]):
         lost = CounterMetricFamily(
             "anyk_worker_losses", "How often the worker was lost.", labels=("strategy", "worker")
         )
-        for worker in range(info.config.workers):
+        for worker in range(info.config.workers.most):
             if total:
                 on_time.add_metric((strategy, str(worker)), self._used[worker] / total)
             lost.add_metric((strategy, str(worker)), self._lost[worker])

@@ -107,7 +107,7 @@ def _section(run: Run, name: str, drawn: ByName) -> ByName:
         "chunks": len(tasks),
         "tasks": len(tasks.first),
         "lost": (tasks.fate == LOST).any(),
-        "absent": len(tasks) and absences(run.log, run.config.workers),
+        "absent": len(tasks) and absences(run.log, run.config.workers.most),
         "idle": (tasks.idle > 0.0).any(),
         "slots": tasks.slots,
         "about": about,

@@ -181,7 +181,7 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, Array], name: str) -> A
 
     The page finds receipts in its columns.
     """
-    workers = run.config.workers
+    workers = run.config.workers.most
     end = float(max(tasks.end.max(initial=0.0), run.seconds, 1e-9))
     visible_end = float(np.sort(tasks.start)[_FIRST]) if len(tasks) > _FIRST else end
     plot = new_figure(
@@ -245,7 +245,7 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, Array], name: str) -> A
 
 
 def _draw_absences(plot: Any, run: Run, end: float) -> None:
-    absent = absences(run.log, run.config.workers)
+    absent = absences(run.log, run.config.workers.most)
     if not absent:
         return
     source = ColumnDataSource(

@@ -41,7 +41,7 @@ def _heat(run: Run, tasks: Tasks) -> Panel | None:
     """A heat map of the seconds that each worker's task took in each step."""
     from anyk.views.page import figures
 
-    times = heat(tasks, run.config.workers)
+    times = heat(tasks, run.config.workers.most)
     if times is None:
         return None
     note = "A column is a step" if times.by_step else "A column is the n-th task of each worker"
@@ -59,7 +59,7 @@ def _workers(run: Run, tasks: Tasks) -> Panel | None:
 
     if not len(tasks):
         return None
-    bars = figures.worker_bars(shares(tasks, run.config.workers))
+    bars = figures.worker_bars(shares(tasks, run.config.workers.most))
     legend = [(f"fate{i}", FATES[i]) for i in np.unique(tasks.fate).tolist()]
     return Panel(title="How each worker's tasks ended", note="", figure=bars, legend=legend, wide=True)
 
@@ -71,7 +71,7 @@ def _lateness(run: Run, tasks: Tasks) -> Panel | None:
 
     if not len(tasks):
         return None
-    workers = shares(tasks, run.config.workers)
+    workers = shares(tasks, run.config.workers.most)
     fates = np.unique(tasks.fate).tolist()
     titles = ["worker", "tasks", "median\nseconds", *(FATES[i] for i in fates)]
     rows = [
