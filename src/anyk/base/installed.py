@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -58,7 +58,9 @@ class _PlugIn:
 
 _LOCK = threading.RLock()
 _LOADING: ContextVar[_PlugIn | None] = ContextVar("the plug-in that is being loaded", default=None)
+_ONLY: ContextVar[Collection[str] | None] = ContextVar("the distributions that may be loaded", default=None)
 _loaded: dict[str, _PlugIn] | None = None  # by the distribution's name; None before the first need
+_complete = False  # whether these are all
 _failures: dict[str, str] = {}  # sentences, by the distribution's name
 _told: set[str] = set()
 
@@ -100,14 +102,27 @@ def entry_points(group: str) -> Iterator[tuple[EntryPoint, str, str]]:
 
 def load() -> None:
     """Import the installed plug-ins, once; one that fails registers nothing, and :func:`failures` says why."""
-    global _loaded
+    global _loaded, _complete
     with _LOCK:
-        if _loaded is not None:
+        if _LOADING.get() is not None or (_loaded is not None and _complete):
             return
-        _loaded = {}
+        before, wanted = dict(_loaded or {}), _ONLY.get()
+        _loaded = _loaded or {}
         for point, name, version in list(entry_points(PLUGINS)):
-            plugin = _loaded.setdefault(name, _PlugIn(name, version))
-            _load(point, plugin)
+            if name not in before and (wanted is None or name in wanted):
+                plugin = _loaded.setdefault(name, _PlugIn(name, version))
+                _load(point, plugin)
+        _complete = wanted is None
+
+
+@contextmanager
+def only(labels: Iterable[str]) -> Iterator[None]:
+    """Load no other distributions inside than these, each as "name version": those that a run has used."""
+    token = _ONLY.set({label.rpartition(" ")[0] for label in labels})
+    try:
+        yield
+    finally:
+        _ONLY.reset(token)
 
 
 def imported(point: EntryPoint) -> Any:

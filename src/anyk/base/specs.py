@@ -335,12 +335,14 @@ class Registry(Generic[T]):
     """Names of one kind (``kind`` in the singular) with the functions that build them from specs.
 
     ``entries``: those registered so far. Looking up a name that is not among them, and going through all names, first
-    loads the plug-ins of installed distributions (:mod:`anyk.base.installed`).
+    loads the plug-ins of installed distributions (:mod:`anyk.base.installed`). ``beside``: another registry whose names
+    the same specs may have, so that none is in both.
     """
 
     kind: str
     supplied: tuple[str, ...] = ()
     entries: dict[str, Entry[T]] = field(default_factory=dict)
+    beside: Registry[Any] | None = field(default=None, repr=False)
 
     def register(
         self, name: str, *, grid: Callable[[int], Iterable[str]] | None = None
@@ -351,6 +353,11 @@ class Registry(Generic[T]):
         """
 
         def add(build: Builder) -> Builder:
+            if self.beside is not None and name in self.beside.entries:
+                raise BadInput(
+                    f"the {self.kind} '{name}' cannot be registered: there is a {self.beside.kind} of this name, and a "
+                    "spec could mean either; give it another name"
+                )
             origin = installed.registering(self.kind, name, self.entries)
             self.entries[name] = Entry(name, build, self.supplied, grid, origin)
             return build

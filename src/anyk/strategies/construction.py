@@ -24,7 +24,8 @@ from anyk.strategies.rounds.scaling import Scaling
 from anyk.strategies.rounds.snapshot import Snapshot
 from anyk.strategies.rounds.tree_rounds import TreeRounds
 
-registry: specs.Registry[Strategy] = specs.Registry("strategy", supplied=("workers",))
+registry: specs.Registry[Strategy] = specs.Registry("strategy", supplied=("workers",), beside=codes.registry)
+codes.registry.beside = registry  # the spec of a code is a strategy
 register = registry.register
 StrategySpec = Annotated[str, registry, codes.registry]
 Auto = Literal["auto"] | None
