@@ -34,4 +34,6 @@ def test_a_wrong_figure_of_a_plug_in_ends_in_a_sentence(run, tmp_path, figure, s
 def test_a_figure_of_a_plug_in_is_shown_unless_it_is_none(run, tmp_path):
     report_figures.register("test-own")(lambda run, tasks: Panel("Of my own", f"tasks: {len(tasks)}"))
     report_figures.register("test-none")(lambda run, tasks: None)
-    assert f"tasks: {len(anyk.runs.tasks_of(run))}" in anyk.report(run, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"tasks: {len(anyk.runs.tasks_of(run))}" in anyk.report(run, tmp_path / "page.html").read_text(
+        encoding="utf-8"
+    )
