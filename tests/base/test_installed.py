@@ -321,6 +321,7 @@ def test_a_run_records_the_distributions_that_it_uses(install: Install, tmp_path
     assert list(recorded) == ["anyk-quorum 1.0"] and len(recorded["anyk-quorum 1.0"]) == 64
     assert command("resume", "run", "--steps", "5").exit_code == 0
     assert "the same decisions and the same bits" in command("replay", "run").output
+    assert "code           ?: 'anyk-quorum 1.0' is not looked at" in command("verify", "run").output
 
 
 def test_a_run_of_anyks_own_names_records_none(install: Install, tmp_path: Path) -> None:

@@ -90,8 +90,8 @@ class ProgressCode(Code):
     def ready_times(self, seconds: Floats, per_partition: Floats) -> Floats | None:
         """Return when the sum is available in each round, shape (rounds,); None, the default, if unknown.
 
-        ``seconds``: time of each worker for all its partitions, ``per_partition``: for one partition, shape (rounds, workers).
-        The partitions are finished one after another at the end.
+        ``seconds``: time of each worker for all its partitions, ``per_partition``: for one partition, both of shape
+        (rounds, workers). The partitions are finished one after another at the end.
         """
         return None
 

@@ -25,7 +25,7 @@ _BATCHES = 20  # of updates, whose means give the standard error
 def drive(strategy: Strategy, cluster: Simulated, steps: int, log: RunLog | None = None) -> tuple[list[float], Any]:
     """Run a strategy on a virtual clock; return 0 and the time of each step, in seconds, and the last state."""
     times = [0.0]
-    driver = Driver(strategy, cluster, log=log, steps=steps, on_step=lambda driver: times.append(driver.time))
+    driver = Driver(strategy, cluster, log=log, steps=steps, on_step=lambda record: times.append(record.update.time))
     with session(driver):
         driver.run()
     return times, driver.running.state

@@ -234,10 +234,13 @@ class Optimizer(ABC):
         """Return the model after step ``t`` (from 0), in ``out`` if given; only ``gradient`` may be overwritten."""
 
     @contextmanager
-    def stepping(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
+    def stepping(
+        self, w: Vector, state: State, t: int, scale: float, out: Vector, offset: int = 0
+    ) -> Iterator[Stepper | None]:
         """Yield a function of (slice, gradient there) that steps the slice, or None if only a whole model can step.
 
-        Several threads call it, once for each part. The arguments are as in :meth:`step`.
+        Several threads call it, once for each part. The arguments are as in :meth:`step`; ``w``, ``state`` and ``out``
+        may be those of a part of the model, which begins at the coordinate ``offset``.
         """
         if not vars(type(self)).get("by_coordinate", False):
             yield None
@@ -245,7 +248,8 @@ class Optimizer(ABC):
 
         def step(coordinates: slice, gradient: Vector) -> None:
             slice_state = {name: vector[coordinates] for name, vector in state.items()}
-            self._of_part(coordinates).step(w[coordinates], gradient, slice_state, t, scale, out=out[coordinates])
+            of_part = self._of_part(slice(offset + coordinates.start, offset + coordinates.stop))
+            of_part.step(w[coordinates], gradient, slice_state, t, scale, out=out[coordinates])
 
         yield step
 

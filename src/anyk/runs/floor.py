@@ -11,6 +11,7 @@ from anyk.clusters import Cluster, Outage, Simulated
 from anyk.protocol import Joined, Leaving, LossEvaluated, Lost, NoiseMeasured, Strategy
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
+from anyk.runs.engine.step_record import StepRecord
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
@@ -69,14 +70,14 @@ def floor_seconds(
     log: RunLog | None = None,
     *,
     warm_start: WarmStart | None = None,
-    on_step: Callable[[Driver], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
 ) -> float:
     """Return the seconds that ``strategy`` takes on the virtual clock with the delays of ``cluster``.
 
     ``steps``: the number of steps, or for several models the number by slot; with ``warm_start`` they include the
     earlier run's. Computing takes no time. The strategy receives the same answers on losses and gradients as in the
     run, in the same order, from its ``log``; if workers may join and leave, they do so as in the log. ``on_step`` is
-    called after each step.
+    called with the number of steps after each step.
 
     >>> import anyk
     >>> strategy = anyk.strategy("uncoded", workers=3)
@@ -91,11 +92,11 @@ def floor_seconds(
     answers = [] if log is None else _answers_in(log)
     number = None if isinstance(steps, Mapping) else steps
 
-    def check_steps(driver: Driver) -> None:
+    def check_steps(_: StepRecord) -> None:
         if by_slot and all(driver.versions[slot] >= version for slot, version in by_slot.items()):
             driver.end()
         if on_step is not None:
-            on_step(driver)
+            on_step(driver.step)
 
     virtual = _virtual_twin(cluster, outages)
     driver = Driver(strategy, virtual, steps=number, answers=answers, warm_start=warm_start, on_step=check_steps)

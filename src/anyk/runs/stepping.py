@@ -28,6 +28,7 @@ from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun,
 from anyk.runs.defaults import with_usual_batch
 from anyk.runs.engine.carried_values import CarriedValues
 from anyk.runs.engine.driver import Driver
+from anyk.runs.engine.step_record import StepBegun
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.folder.config import NAME, read_config
 from anyk.runs.log.receipts import Receipt, receipt_after, receipt_of_step
@@ -113,15 +114,21 @@ class _Loop(Callback):
     _keep: tuple[Any, ...]
     _accumulate: int = 1
     driver: Driver | None = None
+    begun: StepBegun | None = None  # the step that the loop takes
     over: bool = False
     kept: dict[int, Array] = field(default_factory=dict)  # with which the first version travels, by place
 
     def on_begin(self, info: RunInfo) -> None:
         self.driver = info.driver
+        info.driver.before_step = self.note_begun
         carried = info.driver.versions.carried
         if carried is not None:
             carried.rounds = self._accumulate
             carried.change(None, self.kept)
+
+    def note_begun(self, begun: StepBegun) -> None:
+        """Note what is known of the step before the loop takes it."""
+        self.begun = begun
 
     def on_step(self, info: StepInfo) -> None:
         if self.over:
@@ -273,14 +280,14 @@ class SteppedRounds:
 
     def receipt(self, version: int) -> Receipt:
         """Return the receipt of a version, which may be the one that the loop is making."""
-        driver = self._loop.driver
-        assert driver is not None
+        driver, begun = self._loop.driver, self._loop.begun
+        assert driver is not None and begun is not None
         slot = driver.strategy.layout.slots[0]
         if self._run is not None:
             return self._run.receipt(version)
         if self._waiting:  # the run's thread does not use the log meanwhile
-            making = driver.versions[slot] + 1 == version
-            receipt = receipt_of_step(driver) if making else receipt_after(driver, slot, version)
+            making = begun.version == version
+            receipt = receipt_of_step(driver, begun) if making else receipt_after(driver, slot, version)
             if receipt is not None:
                 return receipt
         raise BadInput(f"ask for the receipt of step {version} in the loop's body, or of the run after the loop")

@@ -258,6 +258,8 @@ def _of_digests(folder: Path, settings: config.RunConfig) -> Iterator[Check]:
     for kind, named, digest_of in (("code", digests.code, sha256_of), ("files", digests.files, file_digest)):
         for name, recorded in named.items():
             yield _compared(kind, name, digest_of(name), recorded)
+    for label in digests.installed:
+        yield Check("code", None, f"'{label}' is not looked at, as nothing is run here; resume and replay compare it")
     try:
         traces = dict(traces_of((parse(settings.delays), communication(settings.communication))))
     except Surroundings:

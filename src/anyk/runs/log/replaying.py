@@ -20,6 +20,7 @@ from anyk.problems.base import Partitions, Problem
 from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMessage
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
+from anyk.runs.engine.step_record import StepRecord
 from anyk.runs.folder.digests import check_named, check_problem, with_plugins
 from anyk.runs.folder.rebuilding import admit_strategies
 from anyk.runs.limits import plan
@@ -149,9 +150,8 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     new = RunLog()
     values = {(evaluation.slot, evaluation.version): evaluation.value for evaluation in run.log.evaluations()}
 
-    def observe(driver: Driver) -> None:
-        assert driver.last is not None
-        newest = driver.last.slot, driver.last.version
+    def observe(record: StepRecord) -> None:
+        newest = record.update.slot, record.update.version
         if (value := values.get(newest)) is not None:
             driver.observe(*newest, value)
 

@@ -70,7 +70,7 @@ class Metrics(Callback, AbstractContextManager["Metrics"]):
 
     def on_step(self, info: StepInfo) -> None:
         self._taken[info.slot] += 1
-        self._used.update(info.driver.used_by)
+        self._used.update(info.record.used_by)
         self._steps[info.slot] = info
 
     def on_evaluation(self, info: EvaluationInfo) -> None:

@@ -38,7 +38,7 @@ register = report_figures.register
 
 @register("heat")
 def _heat(run: Run, tasks: Tasks) -> Panel | None:
-    """Return a heat map of the seconds that each worker's task took in each step."""
+    """A heat map of the seconds that each worker's task took in each step."""
     from anyk.views.page import figures
 
     times = heat(tasks, run.config.workers)
@@ -54,7 +54,7 @@ def _heat(run: Run, tasks: Tasks) -> Panel | None:
 
 @register("workers")
 def _workers(run: Run, tasks: Tasks) -> Panel | None:
-    """Return bars of how each worker's tasks ended."""
+    """Bars of how each worker's tasks ended."""
     from anyk.views.page import figures
 
     if not len(tasks):
@@ -66,7 +66,7 @@ def _workers(run: Run, tasks: Tasks) -> Panel | None:
 
 @register("lateness")
 def _lateness(run: Run, tasks: Tasks) -> Panel | None:
-    """Return how late the messages of cancelled tasks were or would have been, by worker."""
+    """How late the messages of cancelled tasks were or would have been, by worker."""
     from anyk.views.page import figures
 
     if not len(tasks):
@@ -94,7 +94,7 @@ def _lateness(run: Run, tasks: Tasks) -> Panel | None:
 
 @register("residual")
 def _residual(run: Run, tasks: Tasks) -> Panel:
-    """Return the residual of each step."""
+    """The residual of each step."""
     from anyk.views.page import figures
 
     residual = run.history["residual"]
@@ -115,7 +115,7 @@ def _residual(run: Run, tasks: Tasks) -> Panel:
 
 @register("staleness")
 def _staleness(run: Run, tasks: Tasks) -> Panel:
-    """Return the staleness of used messages, in versions."""
+    """The staleness of used messages, in versions."""
     from anyk.views.page import figures
 
     counts = run.staleness()
