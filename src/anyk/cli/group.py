@@ -81,7 +81,7 @@ def _loaded_command(name: str, points: Sequence[tuple[EntryPoint, str]]) -> clic
     """Import a command of an installed distribution; raise BadInput if it is broken, or if two have its name."""
     point, origin = points[0]
     if len(points) > 1:
-        others = " and ".join(f"'{each}'" for _, each in points)
+        others = " and ".join(f"'{distribution}'" for _, distribution in points)
         raise BadInput(f"the command '{name}' is in the distributions {others}; uninstall all but one")
     try:
         command = installed.imported(point)

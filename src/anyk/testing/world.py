@@ -253,8 +253,12 @@ class World:
         record = self.tasks.get(task)
         status = "never dispatched" if record is None else record.status[index]
         if status not in ("arrived", "kept"):
-            why = {"open": "before it came", "used": "though it was used before", "cancelled": "after its cancellation"}
-            reason = why.get(status, f"though it was {status}")
+            lateness = {
+                "open": "before it came",
+                "used": "though it was used before",
+                "cancelled": "after its cancellation",
+            }
+            reason = lateness.get(status, f"though it was {status}")
             raise Broken("message", f"the message of task {task}, chunk {index}, is {what} {reason}")
         return place
 

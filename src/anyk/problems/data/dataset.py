@@ -155,9 +155,9 @@ def assemble(
     >>> assemble(np.eye(4), np.array([0, 1, 2, 1]), "multiclass", ("red", "green", "blue"), test=0.25, seed=0).classes
     ('red', 'green', 'blue')
     """
-    for name, part in (("X", X), ("X_test", X if X_test is None else X_test)):
-        if len(part.shape) != 2:
-            raise BadInput(f"{name} of a data set must be of shape (rows, features), got {part.shape}")
+    for name, inputs in (("X", X), ("X_test", X if X_test is None else X_test)):
+        if len(inputs.shape) != 2:
+            raise BadInput(f"{name} of a data set must be of shape (rows, features), got {inputs.shape}")
     rows, features = X.shape
     y = _checked_target(y, rows + (0 if X_test is None else X_test.shape[0]), task, classes)
     if not features:
@@ -180,8 +180,8 @@ def _checked_target(y: Any, rows: int, task: Task, classes: tuple[str, ...]) -> 
     if not isinstance(classes, tuple) or not all(isinstance(name, str) for name in classes):
         raise BadInput(f"classes of a data set must be their names, a tuple of texts, got {classes!r}")
     if task != "regression":
-        known = (-1, 1) if task == "binary" else range(len(classes))
-        if (wrong := y[~np.isin(y, known)]).size:
+        allowed = (-1, 1) if task == "binary" else range(len(classes))
+        if (wrong := y[~np.isin(y, allowed)]).size:
             numbers = f"the number of one of its {len(classes)} classes, from 0" if task == "multiclass" else "-1 or 1"
             raise BadInput(f"y of a data set for task={task} must be {numbers}, got {wrong[0]:g}")
     targets: Floats = y.astype(np.float64, copy=False)
