@@ -25,6 +25,7 @@ def facts_of(rounds: RoundSettings) -> StrategyFacts:
     computed = None
     if rounds.changes is not None:  # at the start
         computed = [len(assigned) / rounds.first_code.partitions for assigned in rounds.first_code.assignment]
+    # each worker receives a model; it sends several messages, or one that may be a fraction of a vector
     vectors = float(code.workers + code.replies) if code.messages > 1 else code.workers * (1.0 + 1.0 / code.blocks)
     return StrategyFacts(
         exact=exact,
@@ -56,7 +57,7 @@ def _check_compressor(rounds: RoundSettings, by: CompressorFacts) -> None:
 
 
 def _durations(rounds: RoundSettings, seconds: Floats, whole: Floats) -> Floats | None:
-    """Return the seconds until the k-th reply, or until the replies decode."""
+    """Return the seconds of each round, see :class:`~anyk.protocol.StrategyFacts`; None: simulate."""
     code, rule, work = rounds.code, rounds.rule, rounds.work
     if rounds.changes is not None or rounds.cancel != "preempt" or isinstance(work, LocalSteps):
         return None
