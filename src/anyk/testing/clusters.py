@@ -196,7 +196,10 @@ def check_messages_that_wait(make: MakeCluster) -> None:
 
 
 def check_versions_that_wait(make: MakeCluster) -> None:
-    """Check that waiting messages keep any number of versions on which they were computed."""
+    """Check that waiting messages keep any number of versions on which they were computed.
+
+    Each round steps with the message of worker 0; those of worker 1 all wait for the last step, of their mean.
+    """
     rounds, n = 30, 2
 
     def work(task: int) -> Dispatch:
@@ -213,11 +216,11 @@ def check_versions_that_wait(make: MakeCluster) -> None:
         return [step, Combine("model", waiting, [1.0 / rounds] * rounds)]
 
     driver = _run(Toy(n, [work(0)], {Reply: react}), make(n, None), rounds + 1)
-    centres, w, late = Squares(n).centres, np.zeros(5), np.zeros(5)
+    centres, w, mean_of_waiting = Squares(n).centres, np.zeros(5), np.zeros(5)
     for _ in range(rounds):
-        late += (w - centres[1]) / rounds
+        mean_of_waiting += (w - centres[1]) / rounds
         w = w - 0.5 * (w - centres[0]) / n
-    _expect_model(driver, w - 0.5 * late / n)
+    _expect_model(driver, w - 0.5 * mean_of_waiting / n)
 
 
 def check_measures(make: MakeCluster) -> None:

@@ -19,7 +19,7 @@ from anyk.runs.folder.folders import WRITTEN, check_plain, locked
 
 NAME = "drained.json"
 _LOCK = f"{NAME}.lock"  # locked by the call that changes the file
-_PATIENCE = 10.0  # seconds
+_PATIENCE = 10.0  # seconds to wait for the lock
 _MOST = 1 << 20  # bytes of the file
 
 
@@ -27,8 +27,9 @@ _MOST = 1 << 20  # bytes of the file
 def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False) -> list[int]:
     """Have workers of a run that is going on leave, each when its task has ended; return those that are to stay away.
 
-    ``run``: the folder of the run. ``back``: the workers return instead. Nothing is computed twice, and the run goes on
-    with the other workers if its strategy can do without these, as for a range of workers.
+    ``run``: the folder of the run. ``workers``: none to change nothing, and only learn which stay away. ``back``: the
+    workers return instead. Nothing is computed twice. The run goes on with the other workers if its strategy can do
+    without these, as strategies for a range of workers can.
 
     Raises :class:`~anyk.BadInput` if there is no such worker, or if the run is not going on.
     """
