@@ -135,11 +135,13 @@ def test_a_first_gradient_shows_what_one_partition_hides():
 
 
 def test_mini_batches_are_looked_at_again_and_again():
-    parts, without, padded = rare().split(4), np.array([0, 3, 7]), np.array([0, 3, 99])
+    """At the gradients 1, 2, 4, 8 and so on: padding in those between is not noticed."""
+    parts, without, with_padding = rare().split(4), np.array([0, 3, 7]), np.array([0, 3, 99])
     for number in range(1, 8):
-        parts.partial_gradient(3, np.zeros(24, dtype=np.float32) + number, padded if number in (3, 5, 6) else without)
+        rows = with_padding if number in (3, 5, 6) else without
+        parts.partial_gradient(3, np.zeros(24, dtype=np.float32) + number, rows)
     with pytest.raises(BadInput, match="of 3 samples of partition 3 together is not the mean"):
-        parts.partial_gradient(3, rare().initial(), padded)  # the eighth
+        parts.partial_gradient(3, rare().initial(), with_padding)  # the eighth
 
 
 @pytest.mark.slow
