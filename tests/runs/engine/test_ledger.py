@@ -737,6 +737,15 @@ def test_a_second_cancellation_does_not_change_the_time() -> None:
     assert books.chunks("cancelled") == {(1, 0): 2.0}
 
 
+def test_a_resumed_ledger_knows_the_progress_of_tasks() -> None:
+    books = Books()
+    books.dispatch(0, [0], [(Chunk((0, 1, 2), (1.0,) * 3, send="request"),)])
+    books.ledger.progress(Progress(1.0, 0, 0, 0, 2))
+    resumed = books.resumed()
+    resumed.cancel([0], later=False)
+    assert resumed.chunks("done") == {(0, 0): 2}
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_resumed_ledger_goes_on_as_if_uninterrupted(seed: int) -> None:
     books, oracle = Books(), Oracle()
