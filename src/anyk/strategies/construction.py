@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 from anyk import codes
@@ -105,6 +105,42 @@ def complete_spec(spec: str, built: Strategy) -> Spec:
     if given.name != chosen.name or "" in given.keys or "" in chosen.keys:
         return given
     return given.with_keys({key: value for key, value in chosen.keys.items() if value.isdigit()})
+
+
+def check_recorded(built: Strategy) -> None:
+    """Raise :class:`~anyk.BadInput` if the spec of a user's strategy, or code, omits a setting that it has.
+
+    A run folder stores the spec, so that a resumed run would train with another strategy. Compared are settings that
+    are numbers, text or tuples of these; a spec whose name is not registered is not built.
+    """
+    spec = Spec(built.spec)
+    if spec.name not in registry.entries and spec.name not in codes.registry.entries:
+        return
+    try:
+        rebuilt = strategy(spec, workers=Workers.of_layout(built.layout))
+    except BadInput:
+        return
+    _check_settings("strategy", built, rebuilt)
+    _check_settings("code", getattr(built, "code", None), getattr(rebuilt, "code", None))
+
+
+def _check_settings(kind: str, owner: Any, rebuilt: Any) -> None:
+    """Raise BadInput if two values of a class that is not anyk's, one built from the other's spec, differ."""
+    own_class: type[Any] = type(owner)
+    if own_class is not type(rebuilt) or not is_dataclass(own_class) or own_class.__module__.startswith("anyk."):
+        return
+    for setting in fields(own_class):
+        value, other = getattr(owner, setting.name), getattr(rebuilt, setting.name)
+        if setting.init and _is_plain(value) and _is_plain(other) and value != other:
+            raise BadInput(
+                f"the spec '{owner.spec}' of the {kind} {own_class.__name__} omits its setting {setting.name} = "
+                f"{value!r}: a resumed run would train with {other!r}; add it to the spec"
+            )
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value is a number, text or a tuple of these."""
+    return isinstance(value, (int, float, str)) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
 def strategy(
