@@ -472,13 +472,16 @@ class Ledger:
                     self._cut_of[worker].append(task)
         for (task, chunk), inside in state["gathered"]:
             self.gathered[task, chunk] = [((t, c), weight) for (t, c), weight in inside]
+        self._restore_messages(vectors)
+        chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
+        return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}
+
+    def _restore_messages(self, vectors: Mapping[str, Vector]) -> None:
         for key, value in vectors.items():
-            kind, *parts = key.split("/")
+            kind, *numbers = key.split("/")
             if kind == "message":
-                task, chunk = int(parts[0]), int(parts[1])
+                task, chunk = int(numbers[0]), int(numbers[1])
                 batch = self._given[task]
                 item = task - batch.first
                 ids = () if batch.chunks[item][chunk].steps else self.partitions(task, chunk)
                 self._cluster.store.restore_message(batch.workers[item], task, chunk, ids, value)
-        chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
-        return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}
