@@ -158,7 +158,7 @@ class Agreement:
             for message in messages
             if self._ledger.arrived(*message[1])
         }
-        own = arrived.pop(chunk)
+        this_message = arrived.pop(chunk)
         others = [(other, *message) for other, message in arrived.items()]
         if len(others) < self._spanning:
             return []
@@ -176,7 +176,7 @@ class Agreement:
         rounding = max(_ROUNDING * float(np.finfo(message.dtype).eps), self._tolerance)
         if apart <= rounding * (sum(norms) + float(np.linalg.norm(message))):
             return []
-        return [*((worker, at) for _, worker, at in terms), own]
+        return [*((worker, at) for _, worker, at in terms), this_message]
 
     def _row(self, chunk: Chunk) -> Vector:
         row = np.zeros(self._partitions)
@@ -261,8 +261,8 @@ def tolerance_of(cluster: Cluster, tolerance: float, dtype: Any) -> float:
 
     ``tolerance``: the problem's own. Between machines libraries may round differently.
     """
-    here = cluster.virtual or cluster.workers_here
-    return tolerance if here else max(tolerance, float(np.finfo(dtype).eps) ** 0.5)
+    one_machine = cluster.virtual or cluster.workers_here
+    return tolerance if one_machine else max(tolerance, float(np.finfo(dtype).eps) ** 0.5)
 
 
 def _and(workers: Sequence[int]) -> str:

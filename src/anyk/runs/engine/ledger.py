@@ -239,10 +239,10 @@ class Ledger:
                 continue
             batch = batch_or_none
             first = batch.first
-            whole = isinstance(tasks, range) and tasks[0] == first and len(tasks) >= len(batch.workers)
-            mine = range(first, first + len(batch.workers)) if whole else tasks[:1]
+            covers_all = isinstance(tasks, range) and tasks[0] == first and len(tasks) >= len(batch.workers)
+            mine = range(first, first + len(batch.workers)) if covers_all else tasks[:1]
             tasks = tasks[len(mine) :]
-            if whole and self._log is None and not self._computes and not later:
+            if covers_all and self._log is None and not self._computes and not later:
                 counts.discarded += batch.status.count(ARRIVED)
                 counts.cancelled += batch.status.count(OPEN)
                 batch.left = 0
@@ -250,7 +250,7 @@ class Ledger:
                 for task in mine:
                     batch.cancelled.setdefault(task, now)
                     self._cancel_task(task, batch, later)
-            if whole:
+            if covers_all:
                 self._close(batch)
 
     def _cancel_task(self, task: int, batch: Batch, later: bool) -> None:
