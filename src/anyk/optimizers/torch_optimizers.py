@@ -208,12 +208,10 @@ class TorchOptimizer(Optimizer):
         ends = np.clip(starts, 0, w.size)
         fresh: list[int] = []
         if self._class is not torch.optim.SGD or any(group["momentum"] for group in groups):
-            known = {key.partition(".")[0] for key in state}
-            stepped = range(len(sizes)) if self._groups is None else self._groups.places
             lengths = np.diff(ends)
             empty = [not size and 0 <= start <= w.size for size, start in zip(sizes, starts, strict=False)]
-            here = [parameter for parameter in stepped if lengths[parameter] or empty[parameter]]
-            fresh = [parameter for parameter in here if str(parameter) not in known]
+            stepped = range(len(sizes)) if self._groups is None else self._groups.places
+            fresh = _without_state(state, [i for i in stepped if lengths[i] or empty[i]])
             state |= self._unfilled(w, groups, {parameter: int(lengths[parameter]) for parameter in fresh})
         stepper = SliceStepper(
             lambda pieces, parameters: self._make_with(pieces, groups, parameters),
@@ -328,3 +326,9 @@ def _tiny(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype | None = None) -
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     return parameters
+
+
+def _without_state(state: State, parameters: Sequence[int]) -> list[int]:
+    """Return those of the parameters that have no state yet; keys begin with the parameter's number."""
+    known_numbers = {key.partition(".")[0] for key in state}
+    return [parameter for parameter in parameters if str(parameter) not in known_numbers]

@@ -25,7 +25,7 @@ from anyk.runs.folder.config import Count, Recipe, RunConfig, SharedConfig, read
 from anyk.runs.folder.digests import digests_of, with_callbacks, with_plugins
 from anyk.runs.folder.drains import describe_shortage
 from anyk.runs.folder.folders import check_plain, empty, is_locked, locked, new_folder
-from anyk.runs.folder.promise import Estimate, Source, Today
+from anyk.runs.folder.promise import Estimate, RecordOrigin, Today
 from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
 from anyk.runs.limits import LIMIT, STEPS, Limits, check_limits, check_rows
 from anyk.runs.live_progress import LiveProgress
@@ -90,7 +90,7 @@ __all__ = [
     "RunConfig",
     "RunInfo",
     "SharedConfig",
-    "Source",
+    "RecordOrigin",
     "StepInfo",
     "StopRun",
     "Today",

@@ -41,7 +41,7 @@ from anyk.optimizers import split_rate
 from anyk.problems import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, Workers, models_trained
 from anyk.runs import Evaluate, Promise, Run
-from anyk.runs.api import USUAL, Limits, Source, Today, check_limits, read_evaluate
+from anyk.runs.api import USUAL, Limits, RecordOrigin, Today, check_limits, read_evaluate
 from anyk.strategies import strategy as build_strategy
 
 WorkersGiven = int | tuple[int, int] | Workers | None
@@ -180,7 +180,7 @@ class Plan:
     others: tuple[Choice, ...]
     advice: tuple[Advice, ...]
     probe: str | None
-    record: Source
+    record: RecordOrigin
     fleet: FleetSummary
     slopes: tuple[float, ...]
     max_load: float
@@ -433,7 +433,7 @@ def _answer(
             seed=request.seed,
         ),
         probe=probe(judged.today, judged.others),
-        record=Source(
+        record=RecordOrigin(
             digest=record.digest,
             load=fleet.load,
             block=judged.block,
@@ -469,7 +469,7 @@ def _drift(causes: Explanation) -> list[str]:
 
 
 def _origin(source: Readable | DelayModel, reading: ByName) -> ByName:
-    """Return where a record comes from, for :class:`Source`: a path with its columns, a delay law, or neither."""
+    """Return where a record comes from, for :class:`RecordOrigin`: a path with its columns, a delay law, or neither."""
     if isinstance(source, DelayModel):
         return {"law": source.spec}
     path = source.path if isinstance(source, Run) else source if isinstance(source, str | Path) else None

@@ -66,7 +66,7 @@ class Batch:
     def places(self, task: int, status: int) -> list[int]:
         """Return the places of a task's chunks that have this status."""
         start = (task - self.first) * self.width
-        return [place for place in range(start, start + self.width) if self.status[place] == status]
+        return [index for index in range(start, start + self.width) if self.status[index] == status]
 
     def slots(self) -> set[str]:
         """Return the slots whose models the chunks use."""

@@ -489,19 +489,21 @@ class Driver:
 
     def vectors(self) -> Vectors:
         """Return the vectors that a resumed run needs: models in use, optimiser states and unused messages."""
-        own = {f"cluster/{key}": vector for key, vector in self.cluster.store.vectors().items()}
-        return self.versions.vectors() | self.ledger.vectors() | own
+        of_cluster = {f"cluster/{key}": vector for key, vector in self.cluster.store.vectors().items()}
+        return self.versions.vectors() | self.ledger.vectors() | of_cluster
 
     def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> None:
         """Continue from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
         self.time, self._now = state["time"], state["now"]
-        here, self.present = self.present, set(state["present"])
+        present_now, self.present = self.present, set(state["present"])
         if self.versions.carried is not None:
             self.versions.carried.restore(state["carried"], vectors)
         self.versions.restore(state["versions"], vectors)
         makers = self.ledger.restore(state, vectors)
-        own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
-        self.cluster.store.restore(own, makers)
+        of_cluster = {
+            key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")
+        }
+        self.cluster.store.restore(of_cluster, makers)
         self._faults.restore(state["failing"])
         if self._agreement is not None:
             self._agreement.restore(state["agreement"])
@@ -511,9 +513,11 @@ class Driver:
         self.cluster.restore(self._now, state["cluster"])
         if self.cluster.virtual:
             return
-        events: list[Event] = [Lost(self._now, worker, "absent on resume") for worker in sorted(self.present - here)]
+        events: list[Event] = [
+            Lost(self._now, worker, "absent on resume") for worker in sorted(self.present - present_now)
+        ]
         # in a fleet that changes, workers that were leaving have been replaced, so that all of them join
-        joined = here if self.layout.fewest else here - self.present
+        joined = present_now if self.layout.fewest else present_now - self.present
         events += [Joined(self._now, worker) for worker in sorted(joined)]
         for event in events:
             if self.log is not None:
