@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from anyk.base.errors import BadInput, RunFailed, describe_error
+from anyk.base import BadInput, RunFailed, describe_error
 from anyk.clusters import Cluster
 from anyk.codes import Code
 from anyk.problems import TorchProblem

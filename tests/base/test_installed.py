@@ -219,7 +219,7 @@ def test_a_broken_plug_in_keeps_no_others_from_working(install: Install) -> None
 
 
 def test_listing_in_python_warns_of_a_broken_plug_in_once(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "tell", installed._warn)
+    monkeypatch.setattr(installed, "_tell", installed._warn)
     install("anyk-broken", {"broken_rules.py": "1 / 0"}, rules="broken_rules")
     with pytest.warns(RuntimeWarning, match="'anyk-broken 1.0' cannot be loaded: ZeroDivisionError"):
         list(anyk.codes.registry)

@@ -26,7 +26,9 @@ from anyk.base.errors import BadInput, describe_error, outside
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-PLUGINS, COMMANDS = "anyk.plugins", "anyk.commands"  # the groups of entry points
+# the groups of entry points
+PLUGINS = "anyk.plugins"
+COMMANDS = "anyk.commands"
 _CODE_SUFFIXES = tuple(suffix for suffix in all_suffixes() if suffix != ".pyc")
 # a name or a value in a spec; a key is none, as = follows it
 _WORD = re.compile(r"[^\s:,=()|&/]+(?![^\s:,()|&/])")
@@ -36,7 +38,13 @@ def _warn(sentence: str) -> None:
     warnings.warn(sentence, RuntimeWarning, stacklevel=outside())
 
 
-tell: Callable[[str], None] = _warn  # shows a sentence about a plug-in that is broken; the command line prints it
+_tell: Callable[[str], None] = _warn  # shows a sentence about a plug-in that is broken
+
+
+def tell_of_plugins(tell: Callable[[str], None]) -> None:
+    """Show sentences about broken plug-ins by a function instead of warnings, as the command line does."""
+    global _tell
+    _tell = tell
 
 
 @dataclass
@@ -125,7 +133,7 @@ def only(labels: Iterable[str]) -> Iterator[None]:
         _ONLY.reset(token)
 
 
-def imported(point: EntryPoint) -> Any:
+def load_entry_point(point: EntryPoint) -> Any:
     """Return the module that an entry point names, or the object in it."""
     with searching(_search_path()):
         value: Any = import_module(point.module)
@@ -150,7 +158,7 @@ def _load(point: EntryPoint, plugin: _PlugIn) -> None:
     try:
         if point.attr:
             raise BadInput(f"its entry point must name a module, got '{point.value}'")
-        imported(point)
+        load_entry_point(point)
         plugin.digest = _digest(plugin.digest, point.module)
     except (Exception, SystemExit) as error:  # a module may raise anything, and may end itself
         for entries, name in plugin.names[before:]:
@@ -189,7 +197,7 @@ def tell_failures() -> None:
     for sentence in _failures.values():
         if sentence not in _told:
             _told.add(sentence)
-            tell(sentence)
+            _tell(sentence)
 
 
 # ------------------------------------------------------------------------------------------- what a run used

@@ -13,7 +13,7 @@ import numpy as np
 
 from anyk.base.arrays import Vector, lacks_gradient
 from anyk.base.errors import BadInput, needing
-from anyk.base.specs import bracketed, show
+from anyk.base.specs import bracketed, show_spec
 from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.steps import ConstantRate, Optimizer, Schedule, State, Stepper
 from anyk.optimizers.torch_groups import (
@@ -130,8 +130,8 @@ class TorchOptimizer(Optimizer):
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in self.arguments.items()}
         has_text = all(v is None or isinstance(v, (bool, int, float, str, tuple)) for v in values.values())
         if name is None or not has_text or callable(self.schedule) or self._groups is not None:
-            return show(self.name, {"method": f"({MADE})"})
-        return show(
+            return show_spec(self.name, {"method": f"({MADE})"})
+        return show_spec(
             self.name, {"method": name} | values | ({"schedule": bracketed(self.schedule)} if self.schedule else {})
         )
 

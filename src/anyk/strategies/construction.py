@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from anyk import codes
 from anyk.base import specs
-from anyk.base.checks import Share
-from anyk.base.checks import check as checked
+from anyk.base.checks import Share, check_value
 from anyk.base.errors import BadInput
 from anyk.base.specs import Spec
 from anyk.protocol import CancelMode, Strategy, Workers
@@ -83,7 +82,7 @@ def _coded_rounds(
     of_gradients = {key: keys.pop(key) for key in ("scaling", "decoder", "models", "order") if key in keys}
     work = Gradients(
         snapshot=Snapshot(snapshot) if snapshot else None,
-        checks=CheckedRounds(checked(check, Share, "check")) if check else None,
+        checks=CheckedRounds(check_value(check, Share, "check")) if check else None,
         **of_gradients,
     )
     return Rounds(code, work=work, changes=balance_of(balance), **keys)

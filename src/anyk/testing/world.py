@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base import keyed
+from anyk.base import keyed_generator
 from anyk.clusters import Alarms
 from anyk.protocol import (
     Cancel,
@@ -95,7 +95,7 @@ class World:
         self.silent: dict[int, list[Place]] = {worker: [] for worker in range(self.workers)}  # ended without a message
         self.lives = [0] * self.workers
         self.states: list[set[int]] = [set() for _ in range(self.workers)]  # tasks whose optimiser states workers have
-        self.noise = keyed.generator(seed, "hostile answers")
+        self.noise = keyed_generator(seed, "hostile answers")
         self.loss = math.nan if self.noise.random() < 0.2 else 10.0
 
     @property

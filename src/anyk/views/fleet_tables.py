@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyk.base.plain import ByName
+from anyk.base import ByName
 from anyk.fleet import (
     Advice,
     Checked,

@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.checks import typed
-from anyk.base.errors import BadInput, RunFailed, as_bad_input
-from anyk.base.plain import to_plain, values_of
+from anyk.base import BadInput, RunFailed, as_bad_input, to_plain, typed, values_of
 from anyk.delays import parse as parse_delays
 from anyk.fleet.explanation.sentences import seconds_text
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, completed, fleet_of, loads_of, sample_record

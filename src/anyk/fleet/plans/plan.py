@@ -11,11 +11,22 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from anyk.base import html, keyed
-from anyk.base.checks import AtLeastOne, AtLeastZero, Nonnegative, PositiveShare, typed
-from anyk.base.errors import BadInput, RunFailed
-from anyk.base.plain import ByName, to_plain, values_of
-from anyk.base.specs import Spec
+from anyk.base import (
+    AtLeastOne,
+    AtLeastZero,
+    BadInput,
+    ByName,
+    Nonnegative,
+    PositiveShare,
+    RunFailed,
+    Spec,
+    html_table,
+    html_text,
+    keyed_generator,
+    to_plain,
+    typed,
+    values_of,
+)
 from anyk.delays import DelayModel, SecondsOrZero
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import at_median, explain
@@ -103,7 +114,7 @@ def repaired(fleet: MeasuredFleet, column: int) -> MeasuredFleet:
 def with_spares(fleet: MeasuredFleet, count: int, seed: int) -> MeasuredFleet:
     """Return the fleet with further workers of typical speed, delayed in each round like another, sampled by key."""
     rounds, workers = fleet.times.shape
-    places = keyed.generator(seed, "spares").integers(0, workers, (rounds, count))
+    places = keyed_generator(seed, "spares").integers(0, workers, (rounds, count))
     relative = fleet.times / slowness(fleet.times)
     times = np.hstack([fleet.times, np.take_along_axis(relative, places, axis=1)])
     censored = np.hstack([fleet.censored, np.take_along_axis(fleet.censored, places, axis=1)])
@@ -203,7 +214,7 @@ class Plan:
         advice = headline(self.verdict, self.today)
         sentence = f"{advice}: {self.why}; for a run of {self.horizon:,} steps; evidence: {self.evidence}"
         title = "seconds a step" if self.target is None else "seconds to the target"
-        return html.table(["strategy", title, "gain", "load"], rows) + html.text(sentence)
+        return html_table(["strategy", title, "gain", "load"], rows) + html_text(sentence)
 
     def report(self) -> dict[str, Any]:
         """Return the plan as plain values for JSON."""

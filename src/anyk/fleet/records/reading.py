@@ -15,8 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from anyk.base.errors import BadInput, explaining
-from anyk.base.specs import Entry, Registry
+from anyk.base import BadInput, Entry, Registry, explaining
 from anyk.delays import Named, TimeTable, interpreted, read_arrays, read_times
 from anyk.fleet.records.json_traces import is_json, read_json
 from anyk.fleet.records.other_programs import COLUMNS, is_event_log, read_event_log, read_operations

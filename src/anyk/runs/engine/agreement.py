@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Vector
 from anyk.base.errors import RunFailed
+from anyk.base.keyed import array_digest
 from anyk.clusters.contract import Cluster
 from anyk.clusters.steps import Place
 from anyk.protocol import Chunk, Event, Failed, Layout, Lost, Reply
@@ -177,7 +177,7 @@ class Agreement:
 
     def _read(self, worker: int, place: Place) -> _Sent:
         vector = np.array(self._message(place))
-        return _Sent(worker, keyed.digest(vector), vector)
+        return _Sent(worker, array_digest(vector), vector)
 
     # ------------------------------------------------------------------------------------------- consequences
 

@@ -248,7 +248,7 @@ class Ledger:
                 batch.left = 0
             else:
                 for task in mine:
-                    batch.cancelled[task] = now
+                    batch.cancelled.setdefault(task, now)
                     self._cancel_task(task, batch, later)
             if whole:
                 self._close(batch)
@@ -460,7 +460,8 @@ class Ledger:
         self._next = state["next"]
         for plain in state["given"]:
             batch = Batch.from_plain(plain)
-            self._given.update(dict.fromkeys(range(batch.first, batch.first + len(batch.workers)), batch))
+            tasks = range(batch.first, batch.first + len(batch.workers))
+            self._given.update((task, batch) for task in tasks if task not in batch.cancelled)
             for slot in batch.slots():
                 self._versions.pin(slot, batch.versions[slot])
         for plain in state["cut"]:
