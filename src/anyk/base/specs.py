@@ -359,7 +359,7 @@ class Registry(Generic[T]):
                     "spec could mean either; give it another name"
                 )
             origin = installed.registering(self.kind, name, self.entries)
-            self.entries[name] = Entry(name, build, self.supplied, grid, origin)
+            self.entries[name] = Entry(name=name, build=build, supplied=self.supplied, grid=grid, origin=origin)
             return build
 
         return add

@@ -109,7 +109,7 @@ class Results:
         times = queries.mean_times(self.log)
         _, values = parse_spec(self.config.delays)
         by_load = values.get("per") == "load" or values.get("slope", "0") != "0"
-        return Cost(widest / self.config.partitions, times.computing, times.waiting, by_load)
+        return Cost(widest / self.config.partitions, times.computing, times.waiting, by_load=by_load)
 
     @property
     def notes(self) -> list[ByName]:

@@ -103,7 +103,14 @@ class Driver:
         self.versions = Versions(
             cluster=cluster, layout=layout, problem=problem, optimizer=optimizer, warm_start=warm_start, carried=carried
         )
-        self.ledger = Ledger(strategy.spec, layout.workers, cluster, self.versions, log, computes=problem is not None)
+        self.ledger = Ledger(
+            strategy=strategy.spec,
+            workers=layout.workers,
+            cluster=cluster,
+            versions=self.versions,
+            log=log,
+            computes=problem is not None,
+        )
         parts, audit = (cluster, self.versions, self.ledger), Audit(layout.partitions, layout.blocks)
         self._updates = None if problem is None else Updates(*parts, problem, optimizer, audit)
         self._questions = Questions(*parts, problem, optimizer, evaluate_objective, answers)
@@ -158,7 +165,9 @@ class Driver:
             if comparable and self.layout.blocks == 1 and not self.cluster.recorded:
                 tolerance = tolerance_of(self.cluster, tolerance, partitions.dtype)
                 note = None if self.log is None else self.log.note
-                self._agreement = Agreement(self.layout, self.cluster, self.ledger, tolerance, note)
+                self._agreement = Agreement(
+                    layout=self.layout, cluster=self.cluster, ledger=self.ledger, tolerance=tolerance, note=note
+                )
             if self._workers_evaluate:
                 partition_abilities(partitions).check_partial_loss()
             if not self.cluster.recorded:

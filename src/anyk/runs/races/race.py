@@ -71,7 +71,8 @@ class Race:
         config = read_race(folder)
         started = [entry for entry in config.entries if (folder / entry.folder).is_dir()]
         waiting = tuple(entry.title for entry in config.entries if entry not in started)
-        return cls(tuple(Run.open(folder / entry.folder) for entry in started), folder, waiting, config)
+        runs = [Run.open(folder / entry.folder) for entry in started]
+        return cls(tuple(runs), path=folder, waiting=waiting, config=config)
 
     def __repr__(self) -> str:
         names = ", ".join([*map(self.title, self.runs), *self.waiting])
@@ -312,7 +313,7 @@ def _run_entries(
                 raise
             run = Run.open(run_folder)  # its log notes why; the other runs continue
         runs.append(run)
-    return Race(tuple(runs), folder, (), None if folder is None else config)
+    return Race(tuple(runs), path=folder, config=None if folder is None else config)
 
 
 def _finished(run: Run) -> bool:

@@ -279,4 +279,5 @@ def compare_seeds(runs: Sequence[Run]) -> SeedsComparison:
     strategies = tuple(
         OverSeeds(group[0].config.strategy, group, tuple(by_seed.get(id(run)) for run in group)) for group in groups
     )
-    return SeedsComparison(over, by, strategies, tuple(by_seed.get(id(run)) for run in runs))
+    speed_ups = tuple(by_seed.get(id(run)) for run in runs)
+    return SeedsComparison(over=over, by=by, strategies=strategies, speed_ups=speed_ups)

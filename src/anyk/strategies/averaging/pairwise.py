@@ -65,7 +65,16 @@ class PairwiseGossip(CrewStrategy[PairState]):
         n = self.workers
         nodes = tuple(f"node {i}" for i in range(n))
         assignment, slots = tuple((i,) for i in range(n)), ("model", *nodes)
-        return Layout(n, n, assignment, slots, nodes, covers=((),) * n, inner="", minibatches=self.batch > 0)
+        return Layout(
+            workers=n,
+            partitions=n,
+            assignment=assignment,
+            slots=slots,
+            auxiliary=nodes,
+            covers=((),) * n,
+            inner="",
+            minibatches=self.batch > 0,
+        )
 
     @cached_property
     def spec(self) -> str:
