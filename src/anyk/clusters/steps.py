@@ -188,7 +188,7 @@ class PartOfStep:
 
     def _coordinates(self, part: slice) -> slice:
         """Return the coordinates of a part in the whole vector."""
-        return slice(self._offset + part.start, self._offset + part.stop)
+        return slice(self._offset + part.start, self._offset + part.stop) if self._offset else part
 
     def _digest(self, out: Vector, part: slice) -> int:
         """Return the digest of a part of the next version."""

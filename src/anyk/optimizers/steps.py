@@ -248,17 +248,18 @@ class Optimizer(ABC):
 
         def step(coordinates: slice, gradient: Vector) -> None:
             slice_state = {name: vector[coordinates] for name, vector in state.items()}
-            of_part = self._of_part(slice(offset + coordinates.start, offset + coordinates.stop))
-            of_part.step(w[coordinates], gradient, slice_state, t, scale, out=out[coordinates])
+            self._of_part(coordinates, offset).step(
+                w[coordinates], gradient, slice_state, t, scale, out=out[coordinates]
+            )
 
         yield step
 
-    def _of_part(self, span: slice) -> Optimizer:
-        """Return the optimiser of a part of the coordinates."""
+    def _of_part(self, span: slice, offset: int) -> Optimizer:
+        """Return the optimiser of a part of the coordinates from ``offset`` on."""
         if self._pieces is None:
             return self
         twin = copy.copy(self)
-        object.__setattr__(twin, "_pieces", self._pieces.within(span))
+        object.__setattr__(twin, "_pieces", self._pieces.within(slice(offset + span.start, offset + span.stop)))
         return twin
 
     def _lr(self, t: int, scale: float) -> float:
