@@ -32,7 +32,7 @@ def _same(one: Any, other: Any) -> bool:
 _ENDLESS = 10**9  # steps: the loop ends the run
 
 
-class ClusterOptimizer(AbstractContextManager["ClusterOptimizer"]):
+class Optimizer(AbstractContextManager["Optimizer"]):
     """Wraps a PyTorch optimiser so that ``step()`` first computes the gradient on a cluster, by :func:`anyk.rounds`.
 
     ``optimizer`` has the parameters of ``problem.module``, the module from which the problem was made; its groups,
@@ -51,7 +51,7 @@ class ClusterOptimizer(AbstractContextManager["ClusterOptimizer"]):
     >>> module = torch.nn.Linear(3, 2)
     >>> problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
     >>> adam = torch.optim.Adam(module.parameters(), lr=0.1)
-    >>> with anyk.torch.ClusterOptimizer(adam, problem, "frc:load=2", anyk.clusters.Simulated(4)) as optimizer:
+    >>> with anyk.torch.Optimizer(adam, problem, "frc:load=2", anyk.clusters.Simulated(4)) as optimizer:
     ...     for _ in range(20):
     ...         step = optimizer.step()
     >>> optimizer.run.steps, bool(optimizer.run.loss < problem.loss(problem.initial()))
@@ -204,7 +204,7 @@ class ClusterOptimizer(AbstractContextManager["ClusterOptimizer"]):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"anyk.torch.ClusterOptimizer has step, close and run, but no '{name}'; it takes neither backward nor "
+            f"anyk.torch.Optimizer has step, close and run, but no '{name}'; it takes neither backward nor "
             "zero_grad, and states, groups and schedulers are those of the PyTorch optimiser that it was made of"
         )
 

@@ -503,7 +503,7 @@ def optimizer(spec: str, *, lr: float | str | Schedule | None = None) -> Optimiz
     """
     if spec == STEPPED:
         raise BadInput(
-            "the steps were taken by the user's loop (anyk.rounds, anyk.torch.ClusterOptimizer): continue with its "
+            "the steps were taken by the user's loop (anyk.rounds, anyk.torch.Optimizer): continue with its "
             "script, with go_on=True, or give an optimizer"
         )
     plain, rate = split_rate(spec, lr)

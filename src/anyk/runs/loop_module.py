@@ -353,7 +353,7 @@ class _WatchedSteps:
         if any(closure is not None and not _is_round(closure) for closure in closures):
             raise BadInput(
                 f"the closure of {type(optimizer).__name__}.step(closure) computes gradients here, not on the cluster; "
-                "call step() without one, or use anyk.torch.ClusterOptimizer, where each evaluation of a closure is a "
+                "call step() without one, or use anyk.torch.Optimizer, where each evaluation of a closure is a "
                 "round"
             )
 

@@ -332,7 +332,7 @@ def test_closures_take_a_round_for_each_evaluation(seed):
             (third_module, third, lambda third_module=third_module: CROSS_ENTROPY(third_module(X), Y)),
         ):
             problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
-            with anyk.torch.ClusterOptimizer(lbfgs, problem, "frc:stragglers=1", Simulated(4)) as optimizer:
+            with anyk.torch.Optimizer(lbfgs, problem, "frc:stragglers=1", Simulated(4)) as optimizer:
                 for _ in range(3):
                     optimizer.step(given_loss)
             assert torch.allclose(module.weight, plain.weight, atol=2e-3)
@@ -353,17 +353,17 @@ def test_closures_that_compute_gradients_are_refused():
 
     with (
         pytest.raises(anyk.BadInput, match="the closure of step.. changes the gradient"),
-        anyk.torch.ClusterOptimizer(lbfgs, problem, "uncoded", Simulated(2)) as optimizer,
+        anyk.torch.Optimizer(lbfgs, problem, "uncoded", Simulated(2)) as optimizer,
     ):
         optimizer.step(closure)
     with pytest.raises(
-        anyk.BadInput, match="use anyk.torch.ClusterOptimizer, where each evaluation of a closure is a round"
+        anyk.BadInput, match="use anyk.torch.Optimizer, where each evaluation of a closure is a round"
     ):
         for _ in anyk.rounds(problem, "uncoded", Simulated(2), steps=2, into=module):
             lbfgs.step(closure)
     with (
         pytest.raises(anyk.BadInput, match="under 'uncoded:batch=4' two evaluations of a closure have gradients"),
-        anyk.torch.ClusterOptimizer(lbfgs, problem, "uncoded:batch=4", Simulated(2)) as optimizer,
+        anyk.torch.Optimizer(lbfgs, problem, "uncoded:batch=4", Simulated(2)) as optimizer,
     ):
         optimizer.step()
 

@@ -291,7 +291,7 @@ def test_values_are_set_on_the_step_of_an_optimiser() -> None:
         sgd.step()
     problem = anyk.problems.TorchProblem(module, loss, (X, y), values={"beta": 0.0})
     own = torch.optim.SGD(module.parameters(), lr=0.05)
-    with anyk.torch.ClusterOptimizer(own, problem, "frc:stragglers=1", anyk.clusters.Simulated(2)) as optimizer:
+    with anyk.torch.Optimizer(own, problem, "frc:stragglers=1", anyk.clusters.Simulated(2)) as optimizer:
         for number in range(4):
             optimizer.step().values["beta"] = 0.1 * (number + 1)
     assert_same(module, plain)

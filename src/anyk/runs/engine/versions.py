@@ -149,5 +149,6 @@ class Versions:
             self._cluster.publish(slot, version, w)
         for _, slot, name in (key for key in keys if key[0] == "optimizer"):
             self.optimizer_states.setdefault(slot, {})[name] = vectors[f"optimizer/{slot}/{name}"]
-        for slot in self.newest:
-            self.optimizer_states.setdefault(slot, {})
+        for key in keys:
+            if key[0] == "model":
+                self.optimizer_states.setdefault(key[1], {})  # of an optimiser without vectors of its own
