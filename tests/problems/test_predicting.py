@@ -109,7 +109,7 @@ def test_filled_and_standardised_as_scikit_learn_does(tmp_path: Path) -> None:
         "file:fill=median", file=tmp_path / "train.csv", model="linear:standardize=true", l2=0.1, progress=None
     )
     run = anyk.train(problem, "uncoded", "simulated", workers=2, optimizer=anyk.optimizers.GD(lr=0.5), steps=300)
-    order = anyk.base.keyed.generator(0, "split").permutation(60)
+    order = anyk.base.keyed_generator(0, "split").permutation(60)
     rows = table.iloc[order[:48]]
     theirs = make_pipeline(SimpleImputer(strategy="median"), StandardScaler(), Ridge(alpha=0.1 * 48))
     theirs.fit(rows[["age", "score"]], rows["target"])
@@ -240,7 +240,7 @@ def test_npz(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", X=X, y=y)
     problem = from_data("file:fill=mean", file=tmp_path / "train.npz", progress=None)
     run = anyk.train(problem, "uncoded", "simulated", workers=2, steps=20)
-    order = anyk.base.keyed.generator(0, "split").permutation(30)[:24]
+    order = anyk.base.keyed_generator(0, "split").permutation(30)[:24]
     filled = np.where(np.isnan(X), np.nanmean(X[order, 1]), X)
     assert run.predict(tmp_path / "train.npz") == pytest.approx(run.predict(filled))
     assert predict_file(run, tmp_path / "train.npz", tmp_path / "out.csv") == 30

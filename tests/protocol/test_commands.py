@@ -101,7 +101,7 @@ def measuring(key: int = 0) -> tuple[Toy, dict[int, float]]:
 
 def direction(d: int, key: int) -> np.ndarray:
     """As documented: normal draws with mean 1, by (key, purpose, length)."""
-    return np.asarray(1.0 + anyk.base.keyed.generator(key, "projection", d).standard_normal(d))
+    return np.asarray(1.0 + anyk.base.keyed_generator(key, "projection", d).standard_normal(d))
 
 
 @pytest.mark.parametrize("key", [0, 5])

@@ -128,9 +128,7 @@ def test_torchs_optimiser_accumulates():
     for module, accumulate in zip(modules, (1, 2), strict=True):
         problem = TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
         sgd = torch.optim.SGD(module.parameters(), lr=0.1)
-        with anyk.torch.Optimizer(
-            sgd, problem, "uncoded:batch=3", cluster(), accumulate=accumulate
-        ) as optimizer:
+        with anyk.torch.Optimizer(sgd, problem, "uncoded:batch=3", cluster(), accumulate=accumulate) as optimizer:
             for _ in range(2):
                 optimizer.step()
         assert optimizer.run.steps == 2 * accumulate

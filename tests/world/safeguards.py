@@ -259,8 +259,8 @@ IN_FOLDERS = (
     Safeguard(
         "writing a checkpoint durably before it replaces another",
         (
-            Edit(checkpoints, checkpoints, "save", "            synchronise(part)\n", ""),
-            Edit(regular_files, checkpoints, "replacing", "        synchronise(part)\n", ""),
+            Edit(checkpoints, checkpoints, "save", "            synchronise(unfinished)\n", ""),
+            Edit(regular_files, checkpoints, "replacing", "        synchronise(unfinished)\n", ""),
         ),
         ("crash", "durability"),
         _ROUNDS,
@@ -303,7 +303,7 @@ IN_FOLDERS = (
     ),
     Safeguard(
         "the digest of a checkpoint",
-        (Edit(checkpoints, checkpoints, "load", "_digest(text, arrays) == digest", "True"),),
+        (Edit(checkpoints, checkpoints, "load", "_digest(encoded, arrays) == digest", "True"),),
         ("models", "replay", "crash", "messages", "folder"),
         _ROUNDS,
         ("kill driver", "damage"),

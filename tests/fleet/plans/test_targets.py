@@ -15,6 +15,7 @@ from anyk.delays import TableDelays
 from anyk.fleet.plans.candidates import batch_of, build_candidate
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize, vectors_held
 from anyk.fleet.records import Record
+from anyk.protocol import Workers
 
 N, TARGET = 6, 0.02
 DATA = "synthetic:rows=240,features=8"
@@ -134,10 +135,10 @@ def test_mini_batches_have_as_many_samples_as_todays() -> None:
     today = anyk.strategy("uncoded:batch=4", workers=N)
     assert batch_of(today) == 4 * N
     for spec in ("frc:stragglers=1", "k-sync:k=4", "uncoded:balance=auto", "pasgd:tau=2"):
-        assert batch_of(build_candidate(spec, N, 1, batch=4 * N)) == 4 * N
+        assert batch_of(build_candidate(spec, Workers(most=N), 1, batch=4 * N)) == 4 * N
     assert build_candidate("agc:load=3,partitions=3", N, 1, batch=4 * N).spec.endswith("batch=8")
     with pytest.raises(BadInput, match="cannot have 4 samples"):
-        build_candidate("uncoded", N, 1, batch=4)
+        build_candidate("uncoded", Workers(most=N), 1, batch=4)
     record = Record(times(), load=1 / N)
     plan = anyk.plan(record, today="uncoded:batch=4", slope=0.0, resamples=50)
     assert plan.best.spec != "uncoded:batch=4"

@@ -356,9 +356,7 @@ def test_closures_that_compute_gradients_are_refused():
         anyk.torch.Optimizer(lbfgs, problem, "uncoded", Simulated(2)) as optimizer,
     ):
         optimizer.step(closure)
-    with pytest.raises(
-        anyk.BadInput, match="use anyk.torch.Optimizer, where each evaluation of a closure is a round"
-    ):
+    with pytest.raises(anyk.BadInput, match="use anyk.torch.Optimizer, where each evaluation of a closure is a round"):
         for _ in anyk.rounds(problem, "uncoded", Simulated(2), steps=2, into=module):
             lbfgs.step(closure)
     with (

@@ -36,7 +36,7 @@ def replayed(spec, kind, limit, mean, seed=4):
 
 def test_every_strategy_is_tried():
     names = {entry.name for entry in registry if entry.build.__module__.startswith("anyk.")}
-    assert names <= {anyk.base.specs.parse(spec)[0] for spec in SPECS}
+    assert names <= {anyk.base.specs.parse_spec(spec)[0] for spec in SPECS}
 
 
 @pytest.mark.parametrize("limit", [{"steps": 9}, {"seconds": 3.0}], ids=["steps", "seconds"])

@@ -168,7 +168,7 @@ def test_pairwise_gossip_against_its_log() -> None:
         change = oracle.steps(i, bases[i], taken[i], 2) - bases[i]
         taken[i] += 2
         others = [j for j in range(P) if j != i]
-        j = others[int(anyk.base.keyed.uniform(5, "ad-psgd", number=count) * len(others))]
+        j = others[int(anyk.base.keyed_uniform(5, "ad-psgd", number=count) * len(others))]
         X[j] = 0.5 * (X[j] + X[i])
         X[i] = X[j] + change
         bases[i] = X[i].copy()
@@ -274,7 +274,7 @@ def test_clients_are_drawn_by_key_and_weighted_by_samples() -> None:
     run = trained("fedavg:tau=2,clients=2,batch=5,seed=8", steps=12)
     rows = run.log.rows("SELECT step, worker, weight FROM chunks WHERE step IS NOT NULL ORDER BY step, worker")
     for step in range(1, 13):
-        drawn = anyk.base.keyed.generator(8, "clients", step - 1).permutation(P)[:2]
+        drawn = anyk.base.keyed_generator(8, "clients", step - 1).permutation(P)[:2]
         assert [worker for s, worker, _ in rows if s == step] == sorted(drawn.tolist())
     assert len({worker for _, worker, _ in rows}) == P
     oracle = Oracle(batch=5)
@@ -376,7 +376,7 @@ def test_adacomm_of_sampled_clients_by_hand() -> None:
         assert taus[0] > taus[3] > taus[-1]
         rows = run.log.rows("SELECT step, worker FROM chunks WHERE step IS NOT NULL ORDER BY step, worker")
         for step in range(1, 61):
-            drawn = anyk.base.keyed.generator(seed, "clients", step - 1).permutation(P)[:2]
+            drawn = anyk.base.keyed_generator(seed, "clients", step - 1).permutation(P)[:2]
             assert [worker for number, worker in rows if number == step] == sorted(drawn.tolist())
         counts += np.bincount([worker for _, worker in rows], minlength=P)
     assert np.abs(counts / 180 - 0.5).max() < 4 * 0.5 / 180**0.5  # each worker in half of the rounds: unbiased
@@ -557,7 +557,7 @@ def test_kept_states_count_their_own_steps() -> None:
     states: dict[int, Any] = {}
     counts = dict.fromkeys(range(P), 0)
     for r in range(8):
-        i = int(anyk.base.keyed.generator(2, "clients", r).permutation(P)[0])
+        i = int(anyk.base.keyed_generator(2, "clients", r).permutation(P)[0])
         state = states.setdefault(i, optimizer.start(w))
         for k in range(3 * r, 3 * r + 3):
             g = oracle.messages.partial_gradient(i, w, Chunk((i,), (1.0,), batch=5), k)
