@@ -486,6 +486,7 @@ class NodeCarrier(Carrier):
         self._watch.heard()
         body = self._session.take(data)
         if body is not None:
+            self._session.acknowledge()  # the driver waits for it before it sends a worker newer orders
             self.tell_program(Heard(self.driver, from_driver(body)))
 
     def _send(self, data: bytes) -> None:

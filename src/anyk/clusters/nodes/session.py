@@ -166,6 +166,10 @@ class Session(Generic[M]):
         self._kept.append(_pack(message))
         self._emit(self._last, self._kept[-1])
 
+    def acknowledge(self) -> None:
+        """Acknowledge now what has been taken in, instead of with the next message or sign of life."""
+        self._emit(0, b"")
+
     def beat(self) -> None:
         """Send a sign of life; call this regularly."""
         if not self._heard:
