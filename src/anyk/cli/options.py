@@ -99,9 +99,9 @@ def _ranks_of_mpiexec() -> tuple[int, int] | None:
 
 
 def join_cluster(spec: str) -> str:
-    """Return the spec of a cluster; under mpiexec with cluster ``mpi``, ranks above 0 become workers and never return.
+    """Return the spec of a cluster; with ``mpi`` and ``nodes``, ranks above 0 become workers or nodes and never return.
 
-    With any other cluster each rank would start its own run: rank 0 raises BadInput, the others exit.
+    Under mpiexec with any other cluster each rank would start its own run: rank 0 raises BadInput, the others exit.
     """
     ranks = _ranks_of_mpiexec()
     if ranks is not None and spec.partition(":")[0] != "mpi":
@@ -116,6 +116,12 @@ def join_cluster(spec: str) -> str:
         from anyk.clusters import join
 
         join()
+    elif spec.partition(":")[0] == "nodes":
+        from anyk.base.specs import parse, read
+        from anyk.clusters import join_nodes
+
+        keys = parse(spec)[1]
+        join_nodes(keys.get("address", ""), read(keys.get("port", "0"), int, "port"))
     return spec
 
 
@@ -391,7 +397,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
         default="processes",
         is_eager=True,
         callback=lambda _, __, spec: join_cluster(spec),
-        help="processes, simulated, ray or mpi; see 'anyk list clusters'.",
+        help="processes, simulated, nodes, ray or mpi; see 'anyk list clusters'.",
     )
     steps: int | None = option(type=int, help="Stop after this many steps.")
     seconds: float | None = option(type=float, help="Stop after this many seconds of the run's clock.")

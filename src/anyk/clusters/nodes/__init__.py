@@ -6,6 +6,6 @@ Control is encrypted and authenticated (CurveZMQ). Models, messages and data are
 that are checked against digests which came by the control connection, before anything is made of them.
 """
 
-from anyk.clusters.nodes.nodes import Nodes, join_nodes
+from anyk.clusters.nodes.nodes import Nodes, join_nodes, nodes_of_job
 
-__all__ = ["Nodes", "join_nodes"]
+__all__ = ["Nodes", "join_nodes", "nodes_of_job"]

@@ -382,7 +382,7 @@ class DriverCarrier(Carrier):
 
     def _on_key(self, frames: list[Any]) -> None:
         """Admit a process, or do not."""
-        version, request, _, peer, identity, _, *credentials = (frame.bytes for frame in frames)
+        version, request, _, peer, _, _, *credentials = (frame.bytes for frame in frames)
         entry, reason = None, f"a process at {peer.decode()} that is not of this job was not admitted"
         if credentials:
             with contextlib.suppress(RuntimeError):  # the store does not answer

@@ -246,6 +246,11 @@ def join_nodes(address: str = "", port: int = 0) -> Hub:
     return _hub
 
 
+def nodes_of_job() -> int:
+    """Return the number of nodes that the launcher has started; raise :class:`~anyk.BadInput` if there was none."""
+    return Place.from_environment().size
+
+
 class NodeStore(RemoteStore):
     """The driver's vectors, offered to nodes as soon as orders need them."""
 

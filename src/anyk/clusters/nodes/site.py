@@ -165,7 +165,7 @@ class Site:
 
     def _connect(self, within: float = _FIRST) -> Any:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise it prints stacks of C++ where a store ends
-        with needing("torch", "torch", "cluster 'nodes', whose nodes meet at its TCPStore,"):
+        with needing("torch", "nodes", "cluster 'nodes', whose nodes meet at its TCPStore,"):
             from torch.distributed import TCPStore
         place, listening = self.place, None
         # under torchrun the store is its agent's, and outlasts this program
