@@ -93,7 +93,7 @@ def main() -> None:
             X = torch.randn(60, 4)
             problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
             adam = torch.optim.Adam(module.parameters(), lr=0.1)
-            with anyk.torch.Optimizer(adam, problem, "cyclic:stragglers=1", cluster, **options) as optimizer:
+            with anyk.torch.Optimizer(adam, problem, "frc:load=3", cluster, **options) as optimizer:
                 for _ in range(4):
                     optimizer.step()
             models.append([parameter.detach().numpy().copy() for parameter in module.parameters()])
@@ -222,6 +222,50 @@ def main() -> None:
         events = run.log.rows("SELECT kind FROM events WHERE kind = 'Failed'")
         assert events, "no message has failed"
 
+    def changed_data() -> None:
+        """Data that were changed on their way are not unpickled: the run fails."""
+        offers, changed = hub.carrier.offers, []
+        put = offers.put
+
+        def changing(key: bytes, data: memoryview) -> None:
+            first = not changed
+            changed.append(key)
+            put(key, memoryview(b"!" * len(data)) if first else data)
+
+        offers.put = changing
+        try:
+            train()
+        except anyk.RunFailed as error:
+            assert "the data that came does not match the driver's digests" in str(error)
+        else:
+            raise AssertionError("it trained")
+        finally:
+            del offers.put
+        same(train())
+
+    def fleet_that_changes() -> None:
+        """A worker is drained and comes back, and a node dies; the others go on, and the node joins again."""
+        cluster = Nodes(WORKERS, delays="constant:0.05")
+        problem = anyk.problems.from_data("synthetic:rows=240,features=5")
+        counts: list[int] = []
+
+        def watch(driver: Any, evaluator: Any) -> None:
+            if not counts or counts[-1] != len(driver.present):
+                counts.append(len(driver.present))
+                if counts == [6]:
+                    cluster.drain([5])
+                elif counts == [6, 5]:
+                    cluster.drain([])
+                elif counts == [6, 5, 6]:
+                    os.kill(agent(0), signal.SIGKILL)
+                elif counts[-1] == 6:
+                    driver.end()
+
+        run = anyk.train(problem, "uncoded", cluster, workers=(2, 6), seconds=100.0, callbacks=[Watching(watch)])
+        assert counts[:3] == [6, 5, 6] and counts[-1] == 6 and min(counts[3:]) == 4, counts
+        fixed = anyk.train(problem, "uncoded", "simulated", workers=6, partitions=24, steps=run.steps)
+        np.testing.assert_allclose(run.model, fixed.model, rtol=0, atol=1e-12)
+
     def another_version() -> None:
         public, secret = zmq.curve_keypair()
         entry = Entry(1, public.decode(), "f" * 16, versions() | {"NumPy": "0.1"})
@@ -246,7 +290,7 @@ def main() -> None:
 
     checks = [
         equal_bits_and_a_second_run, torch_optimizer_and_rounds, compressed_messages_and_mini_batches, killed_worker,
-        frozen_node, strangers, wrong_digests, another_version, killed_agent_of_the_driver, killed_agent,
+        frozen_node, strangers, wrong_digests, changed_data, another_version, fleet_that_changes, killed_agent_of_the_driver, killed_agent,
     ]  # fmt: skip
     only = sys.argv[1:]
     for check in checks:

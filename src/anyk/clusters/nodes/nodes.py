@@ -101,6 +101,12 @@ class Hub:
         self.carrier.start()
         self._start_child()
         site.publish(self.entry)
+        self._under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        if self._under_torchrun:  # nothing in the environment tells a static rendezvous from another for certain
+            _say(
+                "torchrun starts the program of a node again, and leaves the other nodes alone, only with --node-rank, "
+                "--master-addr and --max-restarts, not with --rdzv-backend c10d"
+            )
         atexit.register(self.end)
 
     def _find_node(self, key: str) -> Entry | None:
@@ -179,7 +185,7 @@ class Hub:
         self._refused[sentence] = None
         if sentence.startswith("node ") and self.open is not None and self.open.starting:
             raise RunFailed(sentence)
-        print(f"anyk: {sentence}", file=sys.stderr, flush=True)
+        _say(sentence)
 
     def _replace_child(self, status: int) -> None:
         assert self._child is not None
@@ -199,10 +205,13 @@ class Hub:
             self._child = None
 
     def end(self) -> None:
-        """Have all nodes leave; the program ends, or another test."""
+        """Have all nodes leave, as this program ends."""
         atexit.unregister(self.end)
         if self.open is not None:
             self.open.close()
+        missing = [rank for rank in range(self.size) if rank not in self.nodes]
+        if missing and self._under_torchrun:
+            _say(f"the program has ended; torchrun may wait up to 300 s for nodes {missing}, which have died")
         for node in self.nodes.values():
             self.tell(node, Leave())
         until = time.monotonic() + _FAREWELL
@@ -217,6 +226,10 @@ class Hub:
             self._child.wait()
             self._child = None
         self.carrier.end()
+
+
+def _say(sentence: str) -> None:
+    print(f"anyk: {sentence}", file=sys.stderr, flush=True)
 
 
 _hub: Hub | None = None
@@ -240,7 +253,7 @@ def join_nodes(address: str = "", port: int = 0) -> Hub:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
             reason = agent.serve(site, port and port + 1)
             if reason:
-                print(f"anyk: node {place.rank} ends: {reason}", file=sys.stderr, flush=True)
+                _say(f"node {place.rank} ends: {reason}")
             raise SystemExit(1 if reason else 0)
         _hub = Hub(site, port)
     return _hub
