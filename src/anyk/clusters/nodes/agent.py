@@ -6,9 +6,11 @@ a model version exists once however many workers need it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -19,8 +21,10 @@ import zmq
 from anyk.base.arrays import Array
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.contract import Key, Report
-from anyk.clusters.nodes.carrier import AGAIN, Finished, Gone, Heard, NodeCarrier
+from anyk.clusters.nodes.carrier import NOT_ADMITTED, Finished, Gone, Heard, NodeCarrier
 from anyk.clusters.nodes.session import (
+    PROGRAM_ENDED,
+    SILENCE,
     Brief,
     Broken,
     Drop,
@@ -378,26 +382,40 @@ def _placed(orders: Orders, store: SharedStore) -> Orders:
 
 def serve(site: Site, port: int) -> str:
     """Be a node for one life of the driver after another; return "" if the driver ends the program, else why."""
-    place = site.place
+    rank = site.place.rank
     driver = wait_for(site.driver, _JOIN)
     if driver is None:
         return f"rank 0 has not started its cluster 'nodes' within {_JOIN:.0f} s"
+    until = time.monotonic() + _RETURN
     while True:
-        if apart := difference(f"node {place.rank}", versions(), driver.versions):
+        if apart := difference(f"node {rank}", versions(), driver.versions):
             return apart
         public, secret = zmq.curve_keypair()
         life = os.urandom(8).hex()
-        site.publish(Entry(place.rank, public.decode(), life, versions()))
-        carrier = NodeCarrier(place.host, port, (public, secret), life, driver)
+        site.publish(Entry(rank, public.decode(), life, versions()))
+        carrier = NodeCarrier(site.place.host, port, (public, secret), life, driver)
+        threading.Thread(target=_look_out, args=(site, carrier, driver), daemon=True).start()
         reason = _live(carrier)
-        if not reason:
-            return ""
-        _say(f"node {place.rank}: the driver is gone ({reason}); its workers here have ended")
-        earlier = "" if reason == AGAIN else driver.life
-        following = _next_driver(site, earlier)
-        if following is None:
-            return f"no other driver has come within {_RETURN:.0f} s"
+        if reason in ("", NOT_ADMITTED):
+            return reason
+        if carrier.was_heard:
+            until = time.monotonic() + _RETURN
+            _say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
+        ended = driver.life if reason == PROGRAM_ENDED else ""
+        following = wait_for(lambda ended=ended: site.driver(unlike=ended), max(0.0, until - time.monotonic()))
+        if following is None or time.monotonic() > until:
+            return f"no driver was heard for {_RETURN:.0f} s (the last: {reason})"
         driver = following
+
+
+def _look_out(site: Site, carrier: NodeCarrier, driver: Entry) -> None:
+    """While the driver is silent, look in the store whether another one has taken its place, perhaps at its port."""
+    while not carrier.ended:
+        time.sleep(_TURN)
+        with contextlib.suppress(BadInput):  # somebody else has written there
+            if carrier.silent > SILENCE and site.driver(unlike=driver.life) is not None:
+                carrier.leave(PROGRAM_ENDED)
+                return
 
 
 def _live(carrier: NodeCarrier, *, parent: int = -1) -> str:
@@ -407,13 +425,6 @@ def _live(carrier: NodeCarrier, *, parent: int = -1) -> str:
         return Agent(carrier, parent=parent).serve()
     finally:
         carrier.end()
-
-
-def _next_driver(site: Site, unlike: str) -> Entry | None:
-    try:
-        return wait_for(lambda: site.driver(unlike=unlike), _RETURN)
-    except RuntimeError:  # the store has ended with the driver
-        return None
 
 
 def _say(sentence: str) -> None:

@@ -43,7 +43,7 @@ _TICK = 200  # milliseconds between two looks at what is late
 _PROBE = 0.5  # seconds that a system may take to accept a connection
 _ZAP = "inproc://zeromq.zap.01"  # where libzmq asks whether to admit a key (RFC 27)
 _OVER = b"over"  # what the driver answers a life that it has taken for dead
-AGAIN = "it had taken this node for dead"
+NOT_ADMITTED = "the driver did not admit this node: see its message there"
 
 
 class Joined(NamedTuple):
@@ -113,7 +113,7 @@ class Carrier(threading.Thread):
         self.fd, self._ring = os.pipe()  # for the program: readable if there are news
         for descriptor in (self._wake, self._waker, self.fd, self._ring):
             os.set_blocking(descriptor, False)
-        self._ended = False
+        self.ended = False
         self._beat_at = 0.0
         self._sources: dict[str, zmq.Socket[bytes]] = {}
         self._monitors: dict[zmq.Socket[bytes], zmq.Socket[bytes]] = {}
@@ -173,7 +173,7 @@ class Carrier(threading.Thread):
 
     def end(self, within: float = 5.0) -> None:
         """End the thread, and close everything."""
-        if not self._ended:
+        if not self.ended:
             self.do(self._end)
             self.join(within)
             for descriptor in (self._wake, self._waker, self.fd, self._ring):
@@ -190,7 +190,7 @@ class Carrier(threading.Thread):
         self._context.destroy(linger=0)
 
     def _serve(self) -> None:
-        while not self._ended:
+        while not self.ended:
             poller = zmq.Poller()
             for reader in (*self._readers, self._wake):
                 poller.register(reader, zmq.POLLIN)
@@ -215,7 +215,7 @@ class Carrier(threading.Thread):
                 self._orders.get_nowait()()
 
     def _end(self) -> None:
-        self._ended = True
+        self.ended = True
 
     def beat(self) -> None:
         """Give signs of life; called every second."""
@@ -330,7 +330,7 @@ class Carrier(threading.Thread):
                 answer = "refused"
             except OSError:
                 pass
-            if not self._ended:
+            if not self.ended:
                 self.do(lambda: on(answer))
 
         threading.Thread(target=knock, daemon=True).start()
@@ -465,7 +465,8 @@ class NodeCarrier(Carrier):
         self._control.setsockopt(zmq.IDENTITY, life.encode())
         self._session = Session[ToDriver](self._send, time.monotonic)
         self._watch = Watch(time.monotonic)
-        self._over = False
+        self._left = False
+        self.was_heard = False
         self.listen(self._control, self._on_frame)
         self.watch(self._control, self._on_event)
         self._control.connect(f"tcp://{self._driver_at}")
@@ -476,14 +477,15 @@ class NodeCarrier(Carrier):
 
     def _on_event(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._end_life("it did not admit this node: see its message there")
+            self.leave(NOT_ADMITTED)
 
     def _on_frame(self, frames: list[Any]) -> None:
         data = frames[0].bytes
         if data == _OVER:
-            self._end_life(AGAIN)
+            self.leave("it had taken this node for dead")
             return
         self._watch.heard()
+        self.was_heard = True
         body = self._session.take(data)
         if body is not None:
             self._session.acknowledge()  # the driver waits for it before it sends a worker newer orders
@@ -493,9 +495,15 @@ class NodeCarrier(Carrier):
         with contextlib.suppress(zmq.ZMQError):
             self._control.send(data, zmq.NOBLOCK)
 
-    def _end_life(self, reason: str) -> None:
-        if not self._over:
-            self._over = True
+    @property
+    def silent(self) -> float:
+        """Seconds since the driver's last sign of life."""
+        return self._watch.silent
+
+    def leave(self, reason: str) -> None:
+        """Have the program end this life."""
+        if not (self._left or self.ended):
+            self._left = True
             self.tell_program(Gone(self.driver, reason))
 
     def beat(self) -> None:
@@ -505,4 +513,4 @@ class NodeCarrier(Carrier):
         if self._watch.due():
             self.probe(self._driver_at, self._watch.answered)
         if self._watch.dead:
-            self._end_life(self._watch.dead)
+            self.leave(self._watch.dead)

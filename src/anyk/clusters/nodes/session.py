@@ -19,9 +19,10 @@ from anyk.clusters.remote.worker import RunSetup
 
 BEAT = 1.0  # seconds between two signs of life
 _AGAIN = 2.0  # seconds after which a message that has not been acknowledged is sent again, if the other side is heard
-_SILENCE = 3.0  # seconds without a sign of life after which the other side is probed
+SILENCE = 3.0  # seconds without a sign of life after which the other side is probed
 _BETWEEN = 2.0  # seconds between two probes
 QUIET = 30.0  # seconds without a sign of life, or an answer to a probe, after which the other side is taken for dead
+PROGRAM_ENDED = "its program has ended"
 
 Answer = Literal["refused", "accepted", "none"]  # to a probe: an attempt to connect
 
@@ -222,20 +223,25 @@ class Watch:
         """Note a sign of life."""
         self._heard = self._clock()
 
+    @property
+    def silent(self) -> float:
+        """Seconds since the last sign of life."""
+        return self._clock() - self._heard
+
     def due(self) -> bool:
         """Return whether to probe it now."""
         now = self._clock()
-        due = not self.dead and now > max(self._heard + _SILENCE, self._probed + _BETWEEN)
+        due = not self.dead and now > max(self._heard + SILENCE, self._probed + _BETWEEN)
         if due:
             self._probed = now
         return due
 
     def answered(self, answer: Answer) -> None:
         """Take in the answer to a probe."""
-        silent = self._clock() - self._heard
-        if silent <= _SILENCE:
+        silent = self.silent
+        if silent <= SILENCE:
             return
         if answer == "refused":
-            self.dead = "its program has ended"
+            self.dead = PROGRAM_ENDED
         elif answer == "none" and silent > self._quiet:
             self.dead = f"it could not be reached for {silent:.0f} s"
