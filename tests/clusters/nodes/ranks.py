@@ -5,12 +5,14 @@ Started as three ranks, as ssh would: RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -27,6 +29,7 @@ from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 
 WORKERS, SPEC = 6, "frc:load=2"
+NAMESPACES = os.environ.get("ANYK_NAMESPACES", "")  # the first letters of their names
 failed: list[str] = []
 restarted: list[subprocess.Popen[bytes]] = []
 
@@ -59,11 +62,22 @@ def below(pid: int) -> list[int]:
     return [pid, *(process.pid for process in psutil.Process(pid).children(recursive=True))]
 
 
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # its parent has not looked yet
+    return False
+
+
 def over(pids: list[int], within: float = 15.0) -> None:
     until = time.monotonic() + within
-    while (left := [pid for pid in pids if psutil.pid_exists(pid)]) and time.monotonic() < until:
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < until:
         time.sleep(0.05)
     assert not left, f"{left} of {pids} are still there"
+
+
+def inside(rank: int) -> list[str]:
+    """What a command begins with that is to run where a rank is; see namespaces.py."""
+    return ["ip", "netns", "exec", f"{NAMESPACES}{rank}"] if NAMESPACES else []
 
 
 def main() -> None:
@@ -138,6 +152,35 @@ def main() -> None:
         assert lost == 0, "a node that is stopped is not dead"
         same(train())  # it works again
 
+    def link_down(seconds: float) -> Any:
+        """Train while the link of node 2 is down for a while; return the run, when the link is up again."""
+
+        def set_link(to: str) -> None:
+            subprocess.run([*inside(2), "ip", "link", "set", "eth0", to], check=True)
+
+        up = threading.Timer(seconds, set_link, ("up",))
+
+        def down() -> None:
+            set_link("down")
+            up.start()
+
+        run = train(at=3, do=down)
+        up.join()
+        return run
+
+    def link_down_for_8_s() -> None:
+        run, life = link_down(8.0), hub.nodes[2].life
+        same(run)
+        assert run.ledger["lost"] == 0
+        same(train())
+        assert hub.nodes[2].life == life, "it was not taken for dead"
+
+    def link_down_for_50_s() -> None:
+        life = hub.nodes[2].life
+        same(link_down(50.0))
+        same(train())
+        assert hub.nodes[2].life != life, "it has joined again"
+
     def killed_agent() -> None:
         pids: list[int] = []
 
@@ -148,7 +191,8 @@ def main() -> None:
         run = train(at=3, do=kill, steps=12)
         same(run)
         over(pids)
-        restarted.append(subprocess.Popen([sys.executable, *sys.argv], env=os.environ | {"RANK": "2"}))
+        command = [*inside(2), sys.executable, *sys.argv]
+        restarted.append(subprocess.Popen(command, env=os.environ | {"RANK": "2"}))
         joined = time.monotonic()
         same(train())  # it waits until the node is back
         assert agent(2) == restarted[0].pid, time.monotonic() - joined
@@ -166,7 +210,8 @@ def main() -> None:
 
     def strangers() -> None:
         """Garbage on each port, a wrong key, and an entry that another secret signed: nothing changes."""
-        addresses = [hub.nodes[1].hello.address, hub.carrier.address, f"127.0.0.1:{hub.carrier.port}"]
+        control = f"{hub.site.place.host}:{hub.carrier.port}"
+        addresses = [hub.nodes[1].hello.address, hub.carrier.address, control]
         context = zmq.Context()
         made: list[Any] = []
 
@@ -188,7 +233,7 @@ def main() -> None:
             other.curve_serverkey = hub.carrier.key.encode()
             other.curve_publickey, other.curve_secretkey = public, secret
             other.setsockopt(zmq.IDENTITY, hub.nodes[1].life)
-            other.connect(f"tcp://127.0.0.1:{hub.carrier.port}")
+            other.connect(f"tcp://{control}")
             other.send(b"x")
             made.append(other)
 
@@ -274,13 +319,13 @@ def main() -> None:
         from anyk.clusters.nodes.site import signed
 
         name = f"node/{public.hex()}"
-        hub.site._store.set(f"anyk/{name}", signed(b"", name, msgspec.json.encode(entry)))
+        hub.site._store.set(f"anyk/{name}", signed(hub.site.place.secret, name, msgspec.json.encode(entry)))
         context = zmq.Context()
         other = context.socket(zmq.DEALER)
         other.linger = 0
         other.curve_serverkey = hub.carrier.key.encode()
         other.curve_publickey, other.curve_secretkey = public, secret
-        other.connect(f"tcp://127.0.0.1:{hub.carrier.port}")
+        other.connect(f"tcp://{hub.site.place.host}:{hub.carrier.port}")
         until = time.monotonic() + 10
         while not any("NumPy 0.1" in sentence for sentence in hub._refused) and time.monotonic() < until:
             hub.poll(0.1)
@@ -292,6 +337,8 @@ def main() -> None:
         equal_bits_and_a_second_run, torch_optimizer_and_rounds, compressed_messages_and_mini_batches, killed_worker,
         frozen_node, strangers, wrong_digests, changed_data, another_version, fleet_that_changes, killed_agent_of_the_driver, killed_agent,
     ]  # fmt: skip
+    if NAMESPACES:
+        checks[-1:-1] = [link_down_for_8_s, link_down_for_50_s]
     only = sys.argv[1:]
     for check in checks:
         if not only or check.__name__ in only:

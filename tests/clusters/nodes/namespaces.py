@@ -1,0 +1,58 @@
+"""Runs ranks.py on three network namespaces of this machine, as root: links can be cut there. By scripts/soak nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+NAME = "anyk-node-"
+SCRIPT = str(Path(__file__).with_name("ranks.py"))
+
+
+def ip(line: str) -> None:
+    subprocess.run(["ip", *line.split()], check=True)
+
+
+def make(nodes: int) -> None:
+    """Namespaces with the addresses 10.77.0.1, 2, … on one bridge, which is in a namespace of its own."""
+    ip(f"netns add {NAME}bridge")
+    ip(f"-n {NAME}bridge link add name br0 type bridge")
+    ip(f"-n {NAME}bridge link set br0 up")
+    for rank in range(nodes):
+        own = f"{NAME}{rank}"
+        ip(f"netns add {own}")
+        ip(f"link add name eth0 netns {own} type veth peer name port{rank} netns {NAME}bridge")
+        ip(f"-n {NAME}bridge link set port{rank} master br0 up")
+        ip(f"-n {own} addr add 10.77.0.{rank + 1}/24 dev eth0")
+        for device in ("lo", "eth0"):
+            ip(f"-n {own} link set {device} up")
+
+
+def remove(nodes: int) -> None:
+    for name in (*range(nodes), "bridge"):
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ip(f"netns del {NAME}{name}")
+
+
+def main(nodes: int = 3) -> int:
+    settings = {"WORLD_SIZE": str(nodes), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "ANYK_SECRET": "soak"}
+    settings |= {"ANYK_NAMESPACES": NAME, "OMP_NUM_THREADS": "1"}
+    programs = []
+    try:
+        make(nodes)
+        for rank in range(nodes):
+            command = ["ip", "netns", "exec", f"{NAME}{rank}", sys.executable, SCRIPT, *sys.argv[1:]]
+            programs.append(subprocess.Popen(command, env=os.environ | settings | {"RANK": str(rank)}))
+        return programs[0].wait()
+    finally:
+        for program in programs:
+            program.terminate()
+            program.wait()
+        remove(nodes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
