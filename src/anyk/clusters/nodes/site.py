@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
 import numpy as np
 
-import anyk
 from anyk.base.errors import BadInput, needing
 
 WIRE = 1  # version of what driver and nodes say to each other
@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
 
     return {
         "wire": str(WIRE),
-        "anyk": anyk.__version__,
+        "anyk": version("anyk"),
         "Python": ".".join(map(str, sys.version_info[:2])),
         "NumPy": np.__version__,
         "msgspec": msgspec.__version__,
