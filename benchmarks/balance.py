@@ -33,7 +33,7 @@ def step(spec, seed):
     """Seconds of a step in the second half of a run, when balance has come to know the fleet."""
     random = np.random.default_rng(seed)
     times = seconds * speeds * (1.0 + random.exponential(arguments.wandering, (arguments.steps, P)))
-    law = anyk.delays.Table(times, by="round", per="load")
+    law = anyk.delays.TableDelays(times, by="round", per="load")
     cluster = anyk.cluster("processes", workers=P, delays=law, seed=seed)
     run = anyk.train(
         problem, spec, cluster, optimizer=anyk.optimizers.GD(lr=0.01), steps=arguments.steps, evaluate=None

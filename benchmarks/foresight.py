@@ -42,6 +42,7 @@ from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import USUAL, MeasuredFleet, fleet_of
 from anyk.fleet.records import Record
 from anyk.fleet.simulation import drive
+from anyk.protocol import Workers
 from anyk.runs.folder.promise import Estimate
 
 WORKERS = 12
@@ -105,8 +106,9 @@ def replay(asked):
         fleet = MeasuredFleet(times, np.zeros(times.shape, bool), 1 / WORKERS, 0.0)
         for spec in EIGHT:
             strategy = anyk.strategy(spec, workers=WORKERS)
-            with anyk.clusters.Processes(WORKERS, delays=anyk.delays.Table(times, by="round" if strategy.facts.exact or
-                                         spec.startswith("agc") else "task")) as cluster:  # fmt: skip
+            rounds = strategy.facts.exact or spec.startswith("agc")
+            delays = anyk.delays.TableDelays(times, by="round" if rounds else "task")
+            with anyk.clusters.Processes(WORKERS, delays=delays) as cluster:
                 each = steps // anyk.protocol.models_trained(strategy)
                 run = anyk.train(problem, strategy, cluster, steps=each, evaluate="none")
             errors[spec].append(run.seconds / run.jobs / float(fleet.durations(strategy)[: run.jobs].mean()) - 1.0)
@@ -278,10 +280,11 @@ def _quiet(text):
     """Print no progress."""
 
 
-def _all_exact(models=1):
+def _all_exact(workers, models=1):
     """Return a plan's request for all strategies with exact steps."""
     return Request(
-        today="uncoded", max_load=1.0, memory=1.0, models=models, steps=None, resamples=0, seed=0, inexact=False,
+        today="uncoded", workers=Workers(most=workers), max_load=1.0, memory=1.0, models=models, steps=None,
+        resamples=0, seed=0, inexact=False,
         tell=_quiet, among=None, batch=None, max_staleness=None,
     )  # fmt: skip
 
@@ -291,7 +294,7 @@ def _known(fleets):
     tables = []
     for name, times in fleets:
         fleet = fleet_of(Record(times, load=1 / times.shape[1]), slope=SLOPE * float(np.median(times)) * times.shape[1])
-        made = candidates_for(fleet[0], _all_exact())
+        made = candidates_for(fleet[0], _all_exact(times.shape[1]))
         timed = time_strategies(fleet[0], made, 0, _quiet, USUAL)[0]
         tables.append((name, {spec: one.series for spec, one in timed.items()}))
     for i, (name, own) in enumerate(tables):
@@ -314,7 +317,7 @@ def scale(asked):
     pace = intervals = count = 0.0
     for models in (1, 4, 8, 12):  # until there are a thousand
         begin = time.process_time()
-        made = candidates_for(fleet, _all_exact(models))
+        made = candidates_for(fleet, _all_exact(workers, models))
         count += len(time_strategies(fleet, made, 0, _quiet, USUAL)[0])
         pace += time.process_time() - begin
         begin = time.process_time()
@@ -328,7 +331,7 @@ def scale(asked):
         costs = []
         for n in (64, 256):
             strategy = anyk.strategy(spec, workers=n)
-            table = anyk.delays.Table(times[:50, :n], by="task")
+            table = anyk.delays.TableDelays(times[:50, :n], by="task")
             begin = time.process_time()
             drive(strategy, anyk.clusters.Simulated(n, delays=table), 50)
             costs.append(time.process_time() - begin)
@@ -449,7 +452,7 @@ def check(asked):
         said = promise.seconds_per_step  # halved it is missed for sure, else it is not split
         halved = Estimate(said.median / 2, said.low / 2, said.high / 2)
         promise = msgspec.structs.replace(promise, seconds_per_step=halved)
-        delays = anyk.delays.Table(0.1 + random.exponential(0.1, (40, WORKERS)), by="round")
+        delays = anyk.delays.TableDelays(0.1 + random.exponential(0.1, (40, WORKERS)), by="round")
         with anyk.clusters.Processes(WORKERS, delays=delays) as cluster:
             run = anyk.train(problem, promise, cluster, steps=40, evaluate="none")
         checked = anyk.check(run, record=Record(times, load=1 / WORKERS), again=False)

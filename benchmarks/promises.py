@@ -94,7 +94,7 @@ def auto(asked):
         ratios = {}
         for seed in range(asked.seeds):
             for kind, times in kinds(seed):
-                delays = anyk.delays.Table(times, by="round", **laws)
+                delays = anyk.delays.TableDelays(times, by="round", **laws)
                 same = {"workers": WORKERS, "delays": delays, "steps": STEPS, "evaluate": "none", **clusters}
                 fixed = {spec: anyk.train(problem, spec, **same).seconds for spec in NINE}
                 found = anyk.train_auto(problem, **same)
@@ -144,7 +144,7 @@ def held(asked):
             )  # fmt: skip
             later = MeasuredFleet(future, np.zeros(future.shape, bool), 1 / workers, np.array(plan.slopes))
             for choice in {one.spec: one for one in (plan.today, plan.best, plan.candidates[0])}.values():
-                promise, real = choice.seconds_per_step, later.alone(choice.spec)
+                promise, real = choice.seconds_per_step, later.alone(choice.spec, plan.workers)
                 side = "inside" if promise.holds(real) else "below" if real < promise.low else "above"
                 outcomes.setdefault(kind, []).append(side)
                 outcomes.setdefault(f"{kind}, {len(past)} rounds", []).append(side)

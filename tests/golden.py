@@ -46,7 +46,7 @@ from anyk.codes import registry as codes
 from anyk.protocol import Cancel, Combine, Dispatch, Failed, Fleet, Joined, Lost, Note, Reply, Running, SetAlarm, Stop
 from anyk.strategies import registry as strategies
 from anyk.testing.hostile import Play
-from strategy_schedules import STRATEGIES
+from strategy_schedules import STRATEGIES, built
 
 FILE = Path(__file__).with_suffix(".txt")
 SEEDS = (0, 1, 2)
@@ -201,7 +201,7 @@ def strategy_case(spec: str, workers: int, seed: int, *, notes: bool = False) ->
     """The decisions of a strategy in the schedule of a seed."""
     with_file, folder = "FILE" in spec, tempfile.TemporaryDirectory()
     with folder:
-        strategy = anyk.strategy(spec.replace("FILE", matrix_file(folder.name)) if with_file else spec, workers=workers)
+        strategy = built(spec.replace("FILE", matrix_file(folder.name)) if with_file else spec, workers)
         entries = transcript(strategy, seed, spec)
     return decisions(entries, notes=notes)
 
@@ -220,7 +220,7 @@ def decisions(entries: Sequence[tuple[Any, Sequence[Any]]], *, notes: bool) -> C
 def layout_case(spec: str, workers: int) -> Case:
     """The layout of a strategy."""
     with tempfile.TemporaryDirectory() as folder:
-        layout = anyk.strategy(spec.replace("FILE", matrix_file(folder)), workers=workers).layout
+        layout = built(spec.replace("FILE", matrix_file(folder)), workers).layout
     lines = [(field.name, [getattr(layout, field.name)]) for field in fields(layout)]
     derived = ("unit", "trained", "shares_assigned")
     return Case(f"partitions={layout.partitions}", [*lines, *((name, [getattr(layout, name)]) for name in derived)])

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from multiprocessing import get_context
 
+from anyk.base.specs import parse, show
+from anyk.protocol import Strategy
 from anyk.strategies import strategy
 from anyk.testing.strategies import check_strategy
 
@@ -129,6 +131,17 @@ STRATEGIES: tuple[tuple[str, int], ...] = (
     ("compressed:of=(fedbuff:tau=2),by=sign", 4),
 )
 """Every built-in strategy and code, with options that change decisions, and a number of workers for each."""
+
+
+def built(case: str, workers: int) -> Strategy:
+    """The strategy of a case; in the name of a case, a range of workers and its partitions are keys of the spec."""
+    name, keys = parse(case)
+    if "fewest" not in keys:
+        return strategy(case, workers=workers)
+    fewest, partitions = int(keys.pop("fewest")), keys.pop("partitions", None)
+    return strategy(
+        show(name, keys), workers=(fewest, workers), partitions=None if partitions is None else int(partitions)
+    )
 
 
 def _hunt(job: tuple[str, int, range]) -> tuple[str, str]:

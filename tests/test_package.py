@@ -247,7 +247,7 @@ def test_the_script_is_installed():
 
 def test_only_the_log_speaks_sql():
     statement = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|CREATE) ")
-    found = []
+    statements = []
     for module in modules():
         if module.__name__.startswith("anyk.runs.log"):
             continue
@@ -255,8 +255,8 @@ def test_only_the_log_speaks_sql():
         texts = (
             node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
         )
-        found += [f"{module.__name__}: {text}" for text in texts if statement.match(text)]
-    assert not found
+        statements += [f"{module.__name__}: {constant}" for constant in texts if statement.match(constant)]
+    assert not statements
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""anyk.torch.Optimizer: a loop of step() against torch's own loop."""
+"""anyk.torch.ClusterOptimizer: a loop of step() against torch's own loop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_steps_are_those_of_torchs_loop():
     module, X, y = network()
     adamw, schedule = stepping(module)
     clip = {"prepare": lambda: nn.utils.clip_grad_norm_(module.parameters(), 0.1)}
-    with anyk.torch.Optimizer(adamw, problem_of(module, X, y), "frc:stragglers=1", fleet(), **clip) as optimizer:
+    with anyk.torch.ClusterOptimizer(adamw, problem_of(module, X, y), "frc:stragglers=1", fleet(), **clip) as optimizer:
         for t in range(8):
             step = optimizer.step()
             schedule.step()
@@ -64,7 +64,7 @@ def test_steps_are_those_of_torchs_loop():
 def test_learning_rates_are_multiplied_by_the_strategys_factor(strategy):
     module, X, y = network()
     adamw, schedule = stepping(module)
-    with anyk.torch.Optimizer(adamw, problem_of(module, X, y), strategy, fleet()) as optimizer:
+    with anyk.torch.ClusterOptimizer(adamw, problem_of(module, X, y), strategy, fleet()) as optimizer:
         for _ in range(6):
             optimizer.step()
             schedule.step()
@@ -86,7 +86,7 @@ def test_learning_rates_are_as_before_after_a_step_that_fails(monkeypatch):
     monkeypatch.setattr(adamw, "step", interrupted)
     with (
         pytest.raises(KeyboardInterrupt),
-        anyk.torch.Optimizer(adamw, problem_of(module, X, y), "async:lr_scale=0.25", fleet()) as optimizer,
+        anyk.torch.ClusterOptimizer(adamw, problem_of(module, X, y), "async:lr_scale=0.25", fleet()) as optimizer,
     ):
         optimizer.step()
     assert [group["lr"] for group in adamw.param_groups] == rates
@@ -97,7 +97,7 @@ def test_it_goes_on_in_its_folder(tmp_path):
         module, X, y = network()
         adamw, _ = stepping(module)
         options = {"out": tmp_path / "run", "go_on": True, "evaluate": None}
-        with anyk.torch.Optimizer(adamw, problem_of(module, X, y), "uncoded", fleet(), **options) as optimizer:
+        with anyk.torch.ClusterOptimizer(adamw, problem_of(module, X, y), "uncoded", fleet(), **options) as optimizer:
             for _ in range(steps):
                 optimizer.step()
         optimizer.run.close()
@@ -132,10 +132,10 @@ def test_what_it_cannot_do_is_said():
         ((sgd, problem, "pasgd:tau=2"), "workers take the steps"),
     ):
         with pytest.raises(BadInput, match=sentence):
-            anyk.torch.Optimizer(*arguments, fleet())
+            anyk.torch.ClusterOptimizer(*arguments, fleet())
     with pytest.raises(BadInput, match="prepare must be a function without arguments, got 0.1"):
-        anyk.torch.Optimizer(sgd, problem, "uncoded", fleet(), prepare=0.1)
-    optimizer = anyk.torch.Optimizer(sgd, problem, "uncoded", fleet(), steps=1)
+        anyk.torch.ClusterOptimizer(sgd, problem, "uncoded", fleet(), prepare=0.1)
+    optimizer = anyk.torch.ClusterOptimizer(sgd, problem, "uncoded", fleet(), steps=1)
     with pytest.raises(
         AttributeError, match="has step, close and run, but no 'zero_grad'; it takes neither backward nor"
     ):
@@ -153,7 +153,7 @@ def test_an_attribute_that_a_callback_lacks_is_an_error():
 
     module, X, y = network()
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
-    optimizer = anyk.torch.Optimizer(sgd, problem_of(module, X, y), "uncoded", fleet(), callbacks=[Faulty()])
+    optimizer = anyk.torch.ClusterOptimizer(sgd, problem_of(module, X, y), "uncoded", fleet(), callbacks=[Faulty()])
     with pytest.raises(AttributeError, match="nothing_like_it"):
         for _ in range(4):
             optimizer.step()

@@ -6,10 +6,10 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; an interrupt is answered in one line from the start, also while modules are imported.
+    """Run the command line; an interrupt ends it with one line, even while modules are still imported.
 
-    SIGTERM is an interrupt too, so that what was begun is tidied up whenever it comes; in processes that are forked it
-    ends them, as always.
+    SIGTERM counts as an interrupt, so that what was begun is tidied up. In forked processes SIGTERM has its usual
+    effect: it ends them.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)

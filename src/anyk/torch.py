@@ -14,7 +14,6 @@ from anyk.codes import Code
 from anyk.problems import TorchProblem
 from anyk.protocol import Strategy
 from anyk.runs import Run, rounds
-from anyk.strategies import strategy as build_strategy
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +40,7 @@ def _make_cluster(spec: str, workers: int | None) -> Cluster:
 _ENDLESS = 10**9  # steps: the loop ends the run
 
 
-class Optimizer(AbstractContextManager["Optimizer"]):
+class ClusterOptimizer(AbstractContextManager["ClusterOptimizer"]):
     """Wraps a PyTorch optimiser so that ``step()`` first computes the gradient on a cluster, by :func:`anyk.rounds`.
 
     ``optimizer`` has the parameters of ``problem.module``, the module from which the problem was made; its groups,
@@ -61,7 +60,7 @@ class Optimizer(AbstractContextManager["Optimizer"]):
     >>> module = torch.nn.Linear(3, 2)
     >>> problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
     >>> adam = torch.optim.Adam(module.parameters(), lr=0.1)
-    >>> with anyk.torch.Optimizer(adam, problem, "frc:load=2", anyk.clusters.Simulated(4)) as optimizer:
+    >>> with anyk.torch.ClusterOptimizer(adam, problem, "frc:load=2", anyk.clusters.Simulated(4)) as optimizer:
     ...     for _ in range(20):
     ...         step = optimizer.step()
     >>> optimizer.run.steps, bool(optimizer.run.loss < problem.loss(problem.initial()))
@@ -95,7 +94,6 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         self.optimizer, self._prepare, self._problem = optimizer, prepare, problem
         parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
         self._needs_closure = parameter is not None and parameter.default is inspect.Parameter.empty
-        self._strategy = build_strategy(strategy, workers=cluster.workers)
         limit = _ENDLESS if steps is None and seconds is None else steps
         options.setdefault("keep", optimizer)
         self._rounds = rounds(problem, strategy, cluster, into=problem.module, steps=limit, seconds=seconds, **options)
@@ -167,10 +165,10 @@ class Optimizer(AbstractContextManager["Optimizer"]):
 
     def _check_repeatable(self) -> None:
         """Raise BadInput unless two evaluations of a closure have gradients of the same data."""
-        layout = self._strategy.layout
-        if layout.minibatches or layout.epochs or self._strategy.spec.startswith("async"):
+        strategy = self._rounds.strategy
+        if strategy.layout.minibatches or strategy.layout.epochs or strategy.spec.startswith("async"):
             raise BadInput(
-                f"under '{self._strategy.spec}' two evaluations of a closure have gradients of different data or "
+                f"under '{strategy.spec}' two evaluations of a closure have gradients of different data or "
                 "models; use a strategy with full batches whose rounds wait for the newest model, such as 'uncoded'"
             )
 
@@ -220,8 +218,8 @@ class Optimizer(AbstractContextManager["Optimizer"]):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"anyk.torch.Optimizer has step, close and run, but no '{name}'; it takes neither backward nor zero_grad, "
-            "and states, groups and schedulers are those of the PyTorch optimiser that it was made of"
+            f"anyk.torch.ClusterOptimizer has step, close and run, but no '{name}'; it takes neither backward nor "
+            "zero_grad, and states, groups and schedulers are those of the PyTorch optimiser that it was made of"
         )
 
     @property

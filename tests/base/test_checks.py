@@ -176,7 +176,7 @@ def test_where_nobody_says_python_and_command_line_use_the_same(tmp_path):
         ((problem, "simulated", "uncoded"), {}, "no cluster 'uncoded'; known: processes, mpi, ray, simulated"),
         ((problem, "uncoded", clusters.Simulated(4)), {"delays": "exp:mean=1"}, "the cluster already exists; give delays when it is created, as in anyk.cluster(…, delays=…)"),
         ((problem, codes.Uncoded(3), clusters.Simulated(4)), {}, "the strategy is for 3 workers, the cluster has 4"),
-        ((problem, "uncoded", "simulated"), {"workers": "4"}, "workers must be a whole number, a tuple of whole numbers or None, got '4'"),
+        ((problem, "uncoded", "simulated"), {"workers": "4"}, "workers must be a whole number, a tuple of whole numbers, a Workers or None, got '4'"),
         ((problem, "uncoded", "simulated"), {"seed": "x"}, "seed must be a whole number or None, got 'x'"),
         ((problem, "uncoded", "simulated"), {"steps": True}, "steps must be a whole number or None, got True"),
         ((problem, "uncoded", "simulated"), {"target": 0.9}, "a target is a value of the metric, auc, which needs held-out data (X_test and y_test); without them, give steps or seconds"),

@@ -63,10 +63,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     ) -> Path:
         for old in site.glob(f"{name.replace('-', '_')}-*.dist-info"):
             shutil.rmtree(old)
-        for module, text in modules.items():
+        for module, source in modules.items():
             file = site / module
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            file.write_text(source)
         info = site / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -112,8 +112,8 @@ def test_a_plug_in_is_imported_when_its_name_is_looked_up(install: Install) -> N
     anyk.delays.parse("exp:mean=1")
     anyk.optimizers.optimizer("clip:of=adam", lr=0.1)
     assert "quorum_rules" not in sys.modules and installed._loaded is None
-    made = anyk.strategy("uncoded:wait=(quorum:least=3)|1s", workers=4)
-    assert made.spec == "uncoded:wait=quorum:least=3|1s" and "quorum_rules" in sys.modules
+    built = anyk.strategy("uncoded:wait=(quorum:least=3)|1s", workers=4)
+    assert built.spec == "uncoded:wait=quorum:least=3|1s" and "quorum_rules" in sys.modules
     entry = anyk.strategies.wait_rules.entry("quorum")
     assert entry.origin == "anyk-quorum 1.0" and anyk.strategies.wait_rules.entry("count").origin == ""
 
@@ -142,8 +142,8 @@ def test_a_key_of_a_spec_is_no_name_of_a_plug_in(install: Install) -> None:
     ],
 )  # fmt: skip
 def test_names_of_every_kind_are_found(register: str, look: Callable[[], Any], install: Install) -> None:
-    text = f"import anyk, anyk.callbacks\n\n@{register}('thing')\ndef thing(**settings):\n    raise anyk.BadInput('found')\n"
-    install("anyk-thing", {"thing_of_test.py": text}, thing="thing_of_test")
+    source = f"import anyk, anyk.callbacks\n\n@{register}('thing')\ndef thing(**settings):\n    raise anyk.BadInput('found')\n"
+    install("anyk-thing", {"thing_of_test.py": source}, thing="thing_of_test")
     with pytest.raises(BadInput, match="found"):
         look()
 
@@ -151,8 +151,8 @@ def test_names_of_every_kind_are_found(register: str, look: Callable[[], Any], i
 def test_planners_and_lists_know_the_names(install: Install) -> None:
     install("anyk-quorum", {"quorum_rules.py": RULE}, quorum="quorum_rules")
     assert "quorum" in [entry.name for entry in anyk.strategies.wait_rules]
-    shown = command("list", "wait-rules").output
-    assert "quorum:least=2\n    Wait for at least a number of replies. (from anyk-quorum 1.0)" in shown
+    result = command("list", "wait-rules").output
+    assert "quorum:least=2\n    Wait for at least a number of replies. (from anyk-quorum 1.0)" in result
 
 
 def test_names_of_plug_ins_are_suggested(install: Install) -> None:
@@ -195,14 +195,14 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", list(BROKEN))
 def test_a_broken_plug_in_is_named_with_its_distribution(name: str, install: Install) -> None:
-    text, reason = BROKEN[name]
-    install("anyk-broken", {"broken_rules.py": text}, rules="broken_rules")
+    source, reason = BROKEN[name]
+    install("anyk-broken", {"broken_rules.py": source}, rules="broken_rules")
     assert str(anyk.strategy("uncoded:wait=count:number=2", workers=4).spec) == "uncoded:wait=2"  # it is anyk's own
     with pytest.raises(UnknownName) as caught:
         anyk.strategy("uncoded:wait=quorum:least=3", workers=4)
     sentence = "the plug-in 'rules' of the distribution 'anyk-broken 1.0' cannot be loaded: "
-    shown = command("train", "--strategy", "quorum", *SIMULATED)
-    assert shown.exit_code == 2 and sentence in " ".join(shown.output.split()), shown.output
+    result = command("train", "--strategy", "quorum", *SIMULATED)
+    assert result.exit_code == 2 and sentence in " ".join(result.output.split()), result.output
     if name != "a name that exists":
         assert sentence in str(caught.value)
         with pytest.raises(UnknownName, match=f"'anyk-broken 1.0' cannot be loaded: {reason}"):
@@ -213,9 +213,9 @@ def test_a_broken_plug_in_keeps_no_others_from_working(install: Install) -> None
     install("anyk-broken", {"broken_rules.py": "1 / 0"}, rules="broken_rules")
     install("anyk-quorum", {"quorum_rules.py": RULE}, quorum="quorum_rules")
     assert anyk.strategy("uncoded:wait=quorum:least=3", workers=4)
-    shown = command("list", "wait-rules")
-    assert shown.exit_code == 0 and "quorum:least=2" in shown.stdout
-    assert shown.stderr.count("the distribution 'anyk-broken 1.0' cannot be loaded: ZeroDivisionError") == 1
+    result = command("list", "wait-rules")
+    assert result.exit_code == 0 and "quorum:least=2" in result.stdout
+    assert result.stderr.count("the distribution 'anyk-broken 1.0' cannot be loaded: ZeroDivisionError") == 1
 
 
 def test_listing_in_python_warns_of_a_broken_plug_in_once(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,10 +237,10 @@ def test_a_plug_in_that_fails_half_way_registers_nothing(install: Install) -> No
 
 def test_a_plug_in_may_not_replace_what_anyk_has(install: Install) -> None:
     install("anyk-evil", {"evil_rules.py": RULE.replace('"quorum"', '"decodable"')}, rules="evil_rules")
-    own = anyk.strategies.wait_rules.entries["decodable"]
+    built_in = anyk.strategies.wait_rules.entries["decodable"]
     with pytest.raises(UnknownName, match="it registers the wait rule 'decodable', but there is another of this name"):
         anyk.strategy("uncoded:wait=quorum", workers=4)
-    assert anyk.strategies.wait_rules.entries["decodable"] is own
+    assert anyk.strategies.wait_rules.entries["decodable"] is built_in
 
 
 def test_two_distributions_with_one_name_are_told(install: Install) -> None:
@@ -292,8 +292,8 @@ def test_help_works_in_a_folder_that_has_been_deleted(install: Install, tmp_path
     gone.rmdir()
     for first in (["", *sys.path], list(sys.path)):
         monkeypatch.setattr(sys, "path", first)
-        shown = command("--help")
-        assert shown.exit_code == 0 and "A command of 'anyk-hello 1.0'." in shown.output
+        result = command("--help")
+        assert result.exit_code == 0 and "A command of 'anyk-hello 1.0'." in result.output
 
 
 @pytest.mark.parametrize("text", ["[anyk.plugins]\nquorum\n", "[anyk.plugins]\nquorum = = =\n", "[anyk.plugins\nx = y"])
@@ -321,6 +321,7 @@ def test_a_run_records_the_distributions_that_it_uses(install: Install, tmp_path
     assert list(recorded) == ["anyk-quorum 1.0"] and len(recorded["anyk-quorum 1.0"]) == 64
     assert command("resume", "run", "--steps", "5").exit_code == 0
     assert "the same decisions and the same bits" in command("replay", "run").output
+    assert "code           ?: 'anyk-quorum 1.0' is not looked at" in command("verify", "run").output
 
 
 def test_a_run_of_anyks_own_names_records_none(install: Install, tmp_path: Path) -> None:
@@ -358,8 +359,8 @@ def test_a_run_is_not_continued_with_another_plug_in(change: str, install: Insta
     alter(install, site)
     again(site)
     for words in (("resume", "run", "--steps", "5"), ("replay", "run")):
-        shown = command(*words)
-        assert shown.exit_code == 2 and sentence in " ".join(shown.output.split()), shown.output
+        result = command(*words)
+        assert result.exit_code == 2 and sentence in " ".join(result.output.split()), result.output
     assert command("show", "run").exit_code == 0  # the record can be read
 
 
@@ -377,8 +378,8 @@ def test_a_changed_file_in_a_package_is_noticed(install: Install) -> None:
     assert command("resume", "run", "--steps", "4").exit_code == 0
     (site / "quorum_package/helper.py").write_text("LEAST = 3\n")
     again(site)
-    shown = command("resume", "run", "--steps", "5")
-    assert shown.exit_code == 2 and "has changed since the run 'run' began" in " ".join(shown.output.split())
+    result = command("resume", "run", "--steps", "5")
+    assert result.exit_code == 2 and "has changed since the run 'run' began" in " ".join(result.output.split())
 
 
 def test_a_plug_in_file_is_not_replaced_by_a_distribution(install: Install, tmp_path: Path) -> None:
@@ -389,10 +390,10 @@ def test_a_plug_in_file_is_not_replaced_by_a_distribution(install: Install, tmp_
     anyk.strategies.wait_rules.entries.pop("quorum")
     site = install("anyk-quorum", {"quorum_rules.py": RULE}, quorum="quorum_rules")
     again(site)
-    shown = command("resume", "run", "--steps", "5")
-    said = " ".join(shown.output.split())
+    result = command("resume", "run", "--steps", "5")
+    said = " ".join(result.output.split())
     assert (
-        shown.exit_code == 2
+        result.exit_code == 2
         and "'quorum' is now a name of the plug-in distribution 'anyk-quorum 1.0', with which" in said
     )
     again(site)
@@ -408,8 +409,8 @@ def test_a_race_records_the_distributions_of_its_strategies(install: Install, tm
     words = ["race", "--strategy", "uncoded", *SIMULATED, "--steps", "3", "--out", "race"]
     assert command(*words).exit_code == 0
     assert read_race(tmp_path / "race").digests.installed == {}
-    shown = command("resume", "race", "--add", "uncoded:wait=quorum:least=3")
-    assert shown.exit_code == 0, shown.output
+    result = command("resume", "race", "--add", "uncoded:wait=quorum:least=3")
+    assert result.exit_code == 0, result.output
     assert list(read_race(tmp_path / "race").digests.installed) == ["anyk-quorum 1.0"]
 
 
@@ -453,8 +454,8 @@ def test_a_command_of_a_distribution_runs(install: Install) -> None:
 )  # fmt: skip
 def test_a_broken_command_gives_a_sentence(modules: Any, points: Any, sentence: str, install: Install) -> None:
     install("anyk-hello", modules, group="anyk.commands", **points)
-    shown = command("hello", "world")
-    assert shown.exit_code == 2 and sentence in " ".join(shown.output.split()), shown.output
+    result = command("hello", "world")
+    assert result.exit_code == 2 and sentence in " ".join(result.output.split()), result.output
     assert command("list").exit_code == 0
     completed = ShellComplete(main, {}, "anyk", "_ANYK_COMPLETE").get_completions([], "tr")
     assert {item.value for item in completed} == {"trace", "train"}
@@ -467,6 +468,6 @@ def test_a_command_cannot_replace_anyks_own_nor_anothers(install: Install) -> No
     assert "A command of 'anyk-hello 1.0', which cannot be reached: anyk has a command of this name." in said
     for name in ("anyk-a", "anyk-b"):
         install(name, {"hello_command.py": HELLO}, group="anyk.commands", hello="hello_command:hello")
-    shown = command("hello", "world")
-    said = " ".join(shown.output.split())
-    assert shown.exit_code == 2 and "in the distributions 'anyk-a 1.0' and 'anyk-b 1.0'; uninstall all but one" in said
+    result = command("hello", "world")
+    said = " ".join(result.output.split())
+    assert result.exit_code == 2 and "in the distributions 'anyk-a 1.0' and 'anyk-b 1.0'; uninstall all but one" in said

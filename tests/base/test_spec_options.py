@@ -105,12 +105,12 @@ def test_every_value_arrives(
     for value in values(key, parameter.annotation):
         keys = needed | {key: value}
         parts = ",".join(f"{name.rstrip('_')}={_bracketed(_show(option_value))}" for name, option_value in keys.items())
-        text = f"{entry.name}:{parts}"
-        outcomes[value] = made(lambda text=text: registry.build(text, **given))
+        spec = f"{entry.name}:{parts}"
+        outcomes[value] = made(lambda spec=spec: registry.build(spec, **given))
         direct = made(lambda keys=keys: entry.build(**keys, **given))
         assert outcomes[value] == direct or (
             direct.startswith("refused: ") and outcomes[value].startswith("refused: ")
-        ), text
+        ), spec
     choices = [
         value for value in outcomes if isinstance(value, str | bool) and not outcomes[value].startswith("refused: ")
     ]

@@ -464,23 +464,25 @@ def test_a_schedule_is_built_again_from_its_spec(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", STRATEGIES)
 def test_a_strategy_is_built_again_from_its_spec(spec: str) -> None:
-    made: Any = strategies.strategy(spec, workers=fleet(spec))
-    again: Any = strategies.strategy(made.spec, workers=fleet(spec))
-    assert again.spec == made.spec and type(again) is type(made)
-    assert again.layout == made.layout
-    if isinstance(made, strategies.Rounds):
-        assert (again.code, again.scaling_used, again.cancel) == (made.code, made.scaling_used, made.cancel)
-        assert (again.enough, again.work, again.changes) == (
-            made.enough,
-            made.work,
-            made.changes,
+    built: Any = strategies.strategy(spec, workers=fleet(spec))
+    rebuilt: Any = strategies.strategy(built.spec, workers=fleet(spec))
+    assert rebuilt.spec == built.spec and type(rebuilt) is type(built)
+    assert rebuilt.layout == built.layout
+    if isinstance(built, strategies.Rounds):
+        assert (rebuilt.code, rebuilt.scaling_used, rebuilt.cancel) == (built.code, built.scaling_used, built.cancel)
+        assert (rebuilt.enough, rebuilt.work, rebuilt.changes) == (
+            built.enough,
+            built.work,
+            built.changes,
         )
     else:
-        assert again.summary == made.summary
+        assert rebuilt.summary == built.summary
         # a number that is left to be chosen stands in the spec as it was chosen, a strategy or compressor as its spec
         chosen = {"models": "trained", "alpha": "pull", "by": "compressor"}
-        names = [chosen.get(f.name, f.name) for f in fields(made) if f.name not in ("of", "code", "wait")]
-        assert names and {name: getattr(again, name) for name in names} == {name: getattr(made, name) for name in names}
+        names = [chosen.get(f.name, f.name) for f in fields(built) if f.name not in ("of", "code", "wait")]
+        assert names and {name: getattr(rebuilt, name) for name in names} == {
+            name: getattr(built, name) for name in names
+        }
 
 
 @settings(deadline=None, max_examples=100)

@@ -109,7 +109,8 @@ def test_erasureheads_times_per_step() -> None:
     assert within(finish, exact) and not within(finish, printed)
     reply = np.sort(coded, axis=1)[:, 10]
     assert within(reply, eleventh)
-    assert within(np.minimum(reply, finish), 0.23415)
+    assert within(np.minimum(reply, finish), 0.23415)  # a round ends with either
+    # the sum was complete by then: the chance of test_all_groups_by_eleven_random_replies
     assert np.mean(finish <= reply) == pytest.approx(0.0108094304, abs=4 * (0.0108 / ROUNDS) ** 0.5)
 
 
@@ -130,7 +131,7 @@ def random_sums(replies: int, rounds: int) -> np.ndarray:
 
 
 def test_the_published_q() -> None:
-    """1 - q is the chance that two given groups both answered; r = 15 and 11."""
+    """p is the chance that a given group did not answer, 1 - q that two given groups did; of 15 and 11 replies."""
     for r, p, q in ((15, 0.112069, 0.215709), (11, 0.2386699507, 0.4316458254)):
         one, both = lost_chance(30, 3, r), lost_chance(30, 6, r)
         assert float(2 * one - both) == pytest.approx(q, rel=5e-6)
@@ -143,7 +144,7 @@ def test_the_published_q() -> None:
 
 
 def test_all_groups_by_eleven_random_replies() -> None:
-    """Inclusion and exclusion: 0.0108094304; seven and six tenths of the groups on average."""
+    """By inclusion and exclusion it is 0.0108094304; on average 7.6 of the ten groups have answered."""
     covered = sum((-1) ** j * comb(10, j) * lost_chance(30, 3 * j, 11) for j in range(11))
     assert float(covered) == pytest.approx(0.0108094304, rel=1e-8)
     answered = random_sums(11, 4000).sum(axis=1)

@@ -132,10 +132,10 @@ def test_absent_workers_do_not_make_the_sum_larger() -> None:
 )
 def test_what_cannot_follow_is_refused_by_name(spec: str, sentence: str) -> None:
     with pytest.raises(anyk.BadInput, match=sentence):
-        anyk.strategies.for_fleet(anyk.strategy(spec, workers=MOST), 4)
+        anyk.strategy(spec, workers=(4, MOST))
 
 
 @pytest.mark.parametrize(("fewest", "partitions"), [(0, None), (17, None), (4, 15), (4, 10**12)])
 def test_sizes_that_do_not_exist_are_refused(fewest: int, partitions: int | None) -> None:
     with pytest.raises(anyk.BadInput, match="must be"):
-        anyk.strategies.for_fleet(anyk.strategy("uncoded", workers=MOST), fewest, partitions)
+        anyk.strategy("uncoded", workers=(fewest, MOST), partitions=partitions)

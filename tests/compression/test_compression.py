@@ -205,7 +205,7 @@ def test_what_is_left_out_goes_only_to_the_same_coordinates() -> None:
 def test_compressed_messages_about_sparse_data_follow_a_fleet(cluster: str) -> None:
     X = scipy.sparse.random(120, 200, density=0.01, random_state=1, format="csr")
     problem = anyk.problems.LogisticRegression(X, np.sign(np.arange(120) % 2 - 0.5), l2=0.01)
-    spec = "compressed:of=(uncoded:fewest=2,partitions=12),by=(top-k:share=0.3)"
+    spec = "compressed:of=uncoded,by=(top-k:share=0.3)"
     fleet: Any = anyk.cluster(cluster, workers=4, delays="exp:mean=0.01")
     if fleet.virtual:
         away = [anyk.clusters.Outage(0.1 * i, i % 4, 0.1 * i + 0.05) for i in range(8)]
@@ -217,7 +217,7 @@ def test_compressed_messages_about_sparse_data_follow_a_fleet(cluster: str) -> N
                 os.kill(fleet.pids[1], signal.SIGKILL)
 
     gd = anyk.optimizers.GD(lr=1.0)
-    run = anyk.train(problem, spec, fleet, steps=60, optimizer=gd, callbacks=[Killing()])
+    run = anyk.train(problem, spec, fleet, workers=(2, 4), partitions=12, steps=60, optimizer=gd, callbacks=[Killing()])
     assert run.loss < 0.69
     assert [note for note in run.notes if note["kind"] == "lost"]
     assert not run.ledger["unusable"]

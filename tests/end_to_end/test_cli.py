@@ -83,7 +83,7 @@ LISTED = {
     "strategies": "async", "codes": "frc", "delays": "pareto", "data": "amazon", "models": "two-layer",
     "optimizers": "adamw", "schedules": "inverse", "clusters": "ray", "compressors": "top-k",
     "callbacks": "early-stopping", "graphs": "one-peer", "wait-rules": "deadline", "records": "npz",
-    "exporters": "perfetto",
+    "exporters": "perfetto", "report-figures": "residual",
 }  # fmt: skip
 
 

@@ -230,7 +230,7 @@ def test_an_interrupted_race_goes_on_to_the_same_models(tmp_path):
 
 
 def test_ctrl_c_in_a_race_prints_results_and_a_way_to_go_on(tmp_path, monkeypatch):
-    from anyk.views import Progress
+    from anyk.views import LiveProgress
 
     folder = tmp_path / "race"
 
@@ -239,7 +239,7 @@ def test_ctrl_c_in_a_race_prints_results_and_a_way_to_go_on(tmp_path, monkeypatc
             info.driver.interrupt()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Progress, "on_step", interrupt)
+        patched.setattr(LiveProgress, "on_step", interrupt)
         cut = run(
             "race", *SMALL, "--strategy", "uncoded", "--strategy", "frc:load=3", "--steps", "4", "--out", str(folder)
         )

@@ -13,7 +13,7 @@ from anyk.base.errors import BadInput
 from anyk.cli import main
 from anyk.clusters import Simulated
 from anyk.codes import NestedCode
-from anyk.delays import Table, parse
+from anyk.delays import TableDelays, parse
 from anyk.fleet import computed_load, pace, simulated_pace
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
@@ -58,7 +58,7 @@ def test_golden_values() -> None:
         ("k-sync:k=3", "exp:mean=1,uninterruptible=true"),
         ("frc:load=2,wait=0.5s", "exp:mean=1"),
         ("frc:load=2", "exp:mean=1"),
-        ("uncoded:wait=0.5s", Table(np.array([[0.1, 0.4, 0.9, 1.2, 0.2, 0.3, 0.8, 0.7]]), by="round")),
+        ("uncoded:wait=0.5s", TableDelays(np.array([[0.1, 0.4, 0.9, 1.2, 0.2, 0.3, 0.8, 0.7]]), by="round")),
     ],
 )
 def test_what_has_no_closed_form_is_left_to_the_simulator(spec: str, law: Any) -> None:
@@ -91,7 +91,7 @@ def test_nested_codes_compute_until_the_first_level_is_ready(kind: Any) -> None:
     code = NestedCode(n, stragglers=3, kind=kind)
     ends = np.min([level.finish_times(pace * level.load) for level in code.levels], axis=0)
     done = np.minimum(code.load, np.floor(ends[:, None] / pace + 1e-9))
-    law = Table(pace, by="round", per="load")
+    law = TableDelays(pace, by="round", per="load")
     load = computed_load(anyk.strategy(code.spec, workers=n), law, updates=rounds)
     assert load == pytest.approx(done.sum() / (rounds * n * n))
     assert 1 / n <= load < code.load / n
@@ -115,7 +115,7 @@ def test_the_log_says_what_was_finished() -> None:
     pace = np.array([[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 99.0]])
     strategy = anyk.strategy("nested:stragglers=1", workers=8)
     log = RunLog()
-    driver = Driver(strategy, Simulated(8, delays=Table(pace, by="round", per="load")), log=log, steps=1)
+    driver = Driver(strategy, Simulated(8, delays=TableDelays(pace, by="round", per="load")), log=log, steps=1)
     with session(driver):
         driver.run()
     rows = log.rows("SELECT worker, done, ending FROM chunks WHERE version = 0 ORDER BY worker")

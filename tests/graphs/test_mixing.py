@@ -186,7 +186,7 @@ def test_local_barriers_are_the_max_plus_recursion() -> None:
             strategy(f"dpsgd:graph={name}", workers=n),
             Simulated(n, delays=law, seed=4),
             steps=rounds,
-            on_step=lambda driver, times=times: times.append(driver.time),  # type: ignore[misc]
+            on_step=lambda record, times=times: times.append(record.update.time),  # type: ignore[misc]
         )
         with session(driver):
             driver.run()

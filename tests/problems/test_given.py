@@ -85,9 +85,9 @@ def test_other_parameters_than_the_problem_has_are_said() -> None:
     module = network()
     problem = problem_of(module)
     nn.init.zeros_(module[1].weight)
-    with pytest.warns(RuntimeWarning, match="parameter '1.weight' of the module had other numbers") as told:
+    with pytest.warns(RuntimeWarning, match="parameter '1.weight' of the module had other numbers") as warned:
         run = train(problem)
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
     assert "1.weight" in next(note["text"] for note in run.notes if note["kind"] == "data")
     with pytest.warns(RuntimeWarning, match="parameter '1.weight'"):
         loop(problem)

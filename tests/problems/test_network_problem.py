@@ -101,18 +101,21 @@ def test_outputs_may_be_several_tensors_or_transposed():
             self.part = part
 
         def forward(self, x):
-            made = self.part(x)
-            return {"logits": made, "more": (made, x)}
+            outputs = self.part(x)
+            return {"logits": outputs, "more": (outputs, x)}
 
     class Across(Pair):
         def forward(self, x):
             return self.part(x).permute(2, 0, 1)
 
     module, X, y = padded()
-    for made, take in ((Pair(module), lambda o: o["logits"]), (Across(module), lambda o: o.permute(1, 2, 0))):
+    for module_of_several, take in (
+        (Pair(module), lambda o: o["logits"]),
+        (Across(module), lambda o: o.permute(1, 2, 0)),
+    ):
         with pytest.raises(BadInput, match="not the mean of their losses"):
-            TorchProblem(made, lambda o, t, take=take: ignoring(take(o), t), (X, y))
-        TorchProblem(made, lambda o, t, take=take: cross_entropy(take(o), t), (X, y))
+            TorchProblem(module_of_several, lambda o, t, take=take: ignoring(take(o), t), (X, y))
+        TorchProblem(module_of_several, lambda o, t, take=take: cross_entropy(take(o), t), (X, y))
 
 
 def rare(samples=400):
@@ -135,11 +138,13 @@ def test_a_first_gradient_shows_what_one_partition_hides():
 
 
 def test_mini_batches_are_looked_at_again_and_again():
-    parts, without, padded = rare().split(4), np.array([0, 3, 7]), np.array([0, 3, 99])
+    """At the gradients 1, 2, 4, 8 and so on: padding in those between is not noticed."""
+    parts, without, with_padding = rare().split(4), np.array([0, 3, 7]), np.array([0, 3, 99])
     for number in range(1, 8):
-        parts.partial_gradient(3, np.zeros(24, dtype=np.float32) + number, padded if number in (3, 5, 6) else without)
+        rows = with_padding if number in (3, 5, 6) else without
+        parts.partial_gradient(3, np.zeros(24, dtype=np.float32) + number, rows)
     with pytest.raises(BadInput, match="of 3 samples of partition 3 together is not the mean"):
-        parts.partial_gradient(3, rare().initial(), padded)  # the eighth
+        parts.partial_gradient(3, rare().initial(), with_padding)  # the eighth
 
 
 @pytest.mark.slow

@@ -315,10 +315,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         == "anyk: 'new.csv' holds the rows themselves; give predictions another file\n"
     )
     assert "predictions for new.csv go to a file that ends in .csv" in call("run", "new.csv", "-o", "out.txt").stderr
-    assert (
-        "the extension of note.txt is not that of a known format"
-        in call("run", Path("note.txt").write_text("x") and "note.txt").stderr
-    )
+    Path("note.txt").write_text("x")
+    assert "the extension of note.txt is not that of a known format" in call("run", "note.txt").stderr
 
 
 # ------------------------------------------------------------------------------------------- runs

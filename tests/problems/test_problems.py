@@ -23,7 +23,7 @@ from beside_it import CENTRE
 assert __name__ != "__main__"
 
 
-class Own(anyk.testing.problems._Pieces):
+class Own(anyk.testing.problems._SquarePartitions):
     def partial_gradient(self, partition, w, rows=None, /):
         return shifted(super().partial_gradient(partition, w, rows))
 

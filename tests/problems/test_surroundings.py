@@ -71,11 +71,11 @@ def test_closures_defaults_and_partials_are_variables() -> None:
     def loss(outputs: Any, targets: Any, weight: float = 2.0) -> Any:
         return beta[0] * weight * (outputs - targets)
 
-    found = names(partial(loss, weight=3.0))
-    assert found["variable 'beta'[0]"] == "0.5"
-    assert found["argument 'weight' of the loss"] == "3.0"
+    variables = names(partial(loss, weight=3.0))
+    assert variables["variable 'beta'[0]"] == "0.5"
+    assert variables["argument 'weight' of the loss"] == "3.0"
     beta[0] = 0.7
-    assert list(differences(found, names(partial(loss, weight=3.0)))) == [("variable 'beta'[0]", "0.5", "0.7")]
+    assert list(differences(variables, names(partial(loss, weight=3.0)))) == [("variable 'beta'[0]", "0.5", "0.7")]
 
 
 def test_attributes_of_modules_and_classes_are_variables() -> None:

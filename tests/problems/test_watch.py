@@ -82,11 +82,11 @@ def problem_of(loss: Any, data: Any = None, module: nn.Module | None = None) -> 
     "cluster", [anyk.clusters.Simulated, pytest.param(anyk.clusters.Processes, marks=pytest.mark.slow)]
 )
 def test_values_that_change_in_a_loop_are_refused_by_name(cluster: Callable[[int], Any]) -> None:
-    own, data = Loss(), Curriculum()
+    loss, data = Loss(), Curriculum()
     cases: list[tuple[Any, Callable[[int], None], str]] = [
         (problem_of(by_list), lambda i: BETA.__setitem__(0, float(i + 1)), r"variable 'BETA'.*\[0\] was 0.0"),
         (problem_of(by_class), lambda i: setattr(Options, "beta", 1.0), "attribute 'beta' of class Options was 0.0"),
-        (problem_of(own), lambda i: setattr(own, "beta", 1.0), "compute something else|attribute 'beta' of the loss"),
+        (problem_of(loss), lambda i: setattr(loss, "beta", 1.0), "compute something else|attribute 'beta' of the loss"),
         (problem_of(nn.MSELoss(), data), lambda i: setattr(data, "epoch", i + 1), "attribute 'epoch' of the data set"),
     ]
     for problem, change, words in cases:
@@ -95,14 +95,14 @@ def test_values_that_change_in_a_loop_are_refused_by_name(cluster: Callable[[int
 
 
 def test_a_change_within_a_run_is_noticed_before_its_end() -> None:
-    own = Loss()
+    loss = Loss()
     with pytest.raises(BadInput, match="when the run began"):
-        loop(problem_of(own), lambda i: setattr(own, "beta", 0.5) if i == 4 else None, steps=7)
+        loop(problem_of(loss), lambda i: setattr(loss, "beta", 0.5) if i == 4 else None, steps=7)
 
 
 def test_a_change_after_the_last_gradient_does_not_count() -> None:
-    own = Loss()
-    assert loop(problem_of(own), lambda i: setattr(own, "beta", 0.5) if i == 6 else None, steps=7) == 6
+    loss = Loss()
+    assert loop(problem_of(loss), lambda i: setattr(loss, "beta", 0.5) if i == 6 else None, steps=7) == 6
 
 
 def test_rates_of_dropout_and_targets_in_place_are_noticed() -> None:
@@ -115,15 +115,15 @@ def test_rates_of_dropout_and_targets_in_place_are_noticed() -> None:
 
 
 def test_counters_caches_and_modes_are_no_change() -> None:
-    own, data = Loss(), Curriculum()
+    loss, data = Loss(), Curriculum()
     module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1))
 
     def evaluate(_: int) -> None:
         module.eval()
-        own(module(X), y)
+        loss(module(X), y)
         data[0]
 
-    assert loop(problem_of(own, data, module), evaluate, into=module) == 9
+    assert loop(problem_of(loss, data, module), evaluate, into=module) == 9
     assert module[2].p == 0.1 and not module.training
 
 
@@ -141,15 +141,15 @@ def test_a_watch_leaves_the_module_as_it_is() -> None:
 
 
 def test_a_callback_that_changes_the_loss_ends_the_run() -> None:
-    own = Loss()
+    loss = Loss()
 
     class Annealing(anyk.Callback):
         def on_step(self, info: Any) -> None:
-            own.beta = 0.1 * info.step
+            loss.beta = 0.1 * info.step
 
     with pytest.raises(RunFailed, match="when the run began"):
         anyk.train(
-            problem_of(own),
+            problem_of(loss),
             "uncoded",
             anyk.clusters.Simulated(2),
             optimizer=anyk.optimizers.GD(lr=0.01),
@@ -275,9 +275,9 @@ def test_a_part_put_into_evaluation_mode_in_a_loop_is_refused() -> None:
 
 @pytest.mark.parametrize("period", [3, 5, 10, 50])
 def test_a_term_that_counts_now_and_then_is_refused(period: int) -> None:
-    own = Loss()
+    loss = Loss()
     with pytest.raises(BadInput, match="when the run began"):
-        loop(problem_of(own), lambda i: setattr(own, "beta", 0.5 * ((i + 1) % period == 0)), steps=8 * period)
+        loop(problem_of(loss), lambda i: setattr(loss, "beta", 0.5 * ((i + 1) % period == 0)), steps=8 * period)
 
 
 def test_new_labels_of_a_few_items_are_refused_by_name() -> None:
@@ -327,8 +327,8 @@ def test_weights_of_a_sampler_changed_in_a_loop_are_refused() -> None:
 
 
 def test_variables_without_effect_stay_without_effect() -> None:
-    own = Loss()
-    assert loop(problem_of(own), lambda i: setattr(own, "last", float(i)), steps=30) == 29
+    loss = Loss()
+    assert loop(problem_of(loss), lambda i: setattr(loss, "last", float(i)), steps=30) == 29
 
 
 HOOKS: list[tuple[str, Callable[[Any], Any]]] = [

@@ -69,7 +69,7 @@ def driven(strategy: Any, cluster: Cluster, problem: Any = None, *, steps: int =
 
 
 def ended(driver: Driver) -> None:
-    driver.versions.models = {slot: np.array(w) for slot, w in driver.models.items()}
+    driver.versions.kept = {slot: np.array(w) for slot, w in driver.models.items()}
     ledger = driver.ledger.counts
     assert ledger.open == 0, ledger
     assert not driver.cluster.store.arrived  # no message is left lying

@@ -10,7 +10,7 @@ import pytest
 
 import anyk
 from anyk.clusters import Outage, Simulated
-from anyk.delays import Table
+from anyk.delays import TableDelays
 from anyk.protocol import Chunk, Combine, Dispatch, Event, Fleet, Reply
 from anyk.runs import Driver, session
 from anyk.strategies import Wait
@@ -43,8 +43,10 @@ class Watching(Wait):
 
 def watched(code: str, rule: Wait, delays: list[list[float]], **cluster: Any) -> None:
     workers = len(delays[0])
-    made = anyk.strategies.rounds(anyk.codes.code(code, workers=workers), wait=rule)
-    driver = Driver(made, Simulated(workers, delays=Table(np.array(delays), by="round"), **cluster), steps=len(delays))
+    built = anyk.strategies.rounds(anyk.codes.code(code, workers=workers), wait=rule)
+    driver = Driver(
+        built, Simulated(workers, delays=TableDelays(np.array(delays), by="round"), **cluster), steps=len(delays)
+    )
     with session(driver):
         driver.run()
 
@@ -119,7 +121,7 @@ def test_a_reply_has_its_staleness() -> None:
         return [step, Dispatch(next(task), (event.worker,), ((everything,),))]
 
     toy = Toy(2, [Dispatch(0, (0, 1), ((everything,),) * 2)], {Reply: react})
-    driver = Driver(toy, Simulated(2, delays=Table(np.array([[0.1, 0.25]]), by="round")), steps=5)
+    driver = Driver(toy, Simulated(2, delays=TableDelays(np.array([[0.1, 0.25]]), by="round")), steps=5)
     with session(driver):
         driver.run()
     seen = [(event.worker, event.staleness) for event in toy.seen if isinstance(event, Reply)]
@@ -130,17 +132,17 @@ def test_a_reply_has_its_staleness() -> None:
 def test_the_staleness_of_a_reply_is_what_its_receipt_says(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the reply is used at once, or before the next step, as these do."""
     seen: dict[int, int] = {}
-    made = anyk.strategy(spec, workers=4)
-    of = type(made).on
+    built = anyk.strategy(spec, workers=4)
+    of = type(built).on
 
     def noting(self: Any, state: Any, event: Event) -> Any:
         if isinstance(event, Reply):
             seen[event.task] = event.staleness
         return of(self, state, event)
 
-    monkeypatch.setattr(type(made), "on", noting)
+    monkeypatch.setattr(type(built), "on", noting)
     run = anyk.train(
-        Squares(4), made, Simulated(4, delays=anyk.delays.Exponential(1.0), seed=3), steps=20, optimizer=SLOW
+        Squares(4), built, Simulated(4, delays=anyk.delays.Exponential(1.0), seed=3), steps=20, optimizer=SLOW
     )
     used = [message for step in range(1, run.steps + 1) for message in run.receipt(step).used]
     assert used and all(seen[message.task] == message.staleness for message in used)

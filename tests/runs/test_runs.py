@@ -637,7 +637,7 @@ def test_progress_tells_what_happens_between_steps(monkeypatch):
     monkeypatch.setattr(Evaluator, "_evaluate_sometimes", lambda _: None)  # something is left to evaluate at the end
     screen = _Screen()
     seen = []
-    both = [anyk.views.Progress(screen), Watching(lambda driver, _: seen.append(driver.step))]
+    both = [anyk.views.LiveProgress(screen), Watching(lambda driver, _: seen.append(driver.step))]
     anyk.train(Squares(3), "k-batch-sync:k=7", anyk.clusters.Processes(3), steps=5, callbacks=both,
                optimizer=anyk.optimizers.GD(lr=0.1))  # fmt: skip
     assert screen.lines[0].startswith("starting 3 workers; ")

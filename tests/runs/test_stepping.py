@@ -400,7 +400,7 @@ def test_a_loop_that_changes_nothing_is_warned_of(body):
 
     def train():
         if body == "torch":
-            with anyk.torch.Optimizer(optimizer, problem, "uncoded", simulated()) as stepper:
+            with anyk.torch.ClusterOptimizer(optimizer, problem, "uncoded", simulated()) as stepper:
                 for _ in range(4):
                     stepper.step()
             return

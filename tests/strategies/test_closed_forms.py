@@ -57,7 +57,9 @@ def test_the_pace_of_a_strategy_is_what_the_simulator_finds(spec: str, law: str)
     expected = pace(strategy, model)
     times = []
     cluster = anyk.clusters.Simulated(P, delays=model, seed=11)
-    with session(Driver(strategy, cluster, steps=3000, on_step=lambda driver: times.append(driver.time))) as driver:
+    with session(
+        Driver(strategy, cluster, steps=3000, on_step=lambda record: times.append(record.update.time))
+    ) as driver:
         driver.run()
     waits = np.diff([0.0, *times])[200:]
     batches = waits[: len(waits) // 100 * 100].reshape(-1, 100).mean(axis=1)

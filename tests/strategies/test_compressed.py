@@ -17,7 +17,7 @@ def begun(spec: str, workers: int) -> tuple[ByHand, list[Command]]:
 
 
 def states(commands: Any) -> dict[int, int]:
-    """The tasks from which workers go on, by worker."""
+    """The tasks whose state workers go on from in the dispatched ones, by worker; -1: a new state."""
     return {
         w: work[0].state
         for c in commands
@@ -34,6 +34,7 @@ def test_what_a_compressor_left_out_stays_with_the_used_message() -> None:
     running, commands = begun("compressed:of=(async:cutoff=2),by=sign", 3)
     assert states(commands) == dict.fromkeys(range(3), -1)
     assert states(running.on(Reply(0.1, 2, 2, 0))) == {2: 2}
+    # worker 2 has task 3 now; meanwhile worker 0 makes three steps, by tasks 0, 4 and 5
     assert [states(running.on(Reply(0.2, 0, task, 0))) for task in (0, 4, 5)] == [{0: 0}, {0: 4}, {0: 5}]
     late = list(running.on(Reply(0.3, 2, 3, 0)))  # three steps old: it is not used
     assert Combine not in kinds(late) and states(late) == {2: 2}

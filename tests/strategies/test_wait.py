@@ -111,9 +111,9 @@ def test_brackets_mean_what_they_mean_everywhere(text: str, meaning: Callable[[M
 
 
 def test_brackets_must_match() -> None:
-    for text in ("(3", "3)", "((3)", "3|(0.5s", ")3("):
+    for rule in ("(3", "3)", "((3)", "3|(0.5s", ")3("):
         with pytest.raises(BadInput, match="wait"):
-            wait_rule(text, replies=8)
+            wait_rule(rule, replies=8)
 
 
 def test_what_is_not_text() -> None:
@@ -177,8 +177,8 @@ def unfolded(groups: list[list[Any]]) -> Wait:
 @settings(deadline=None, max_examples=80)
 @given(flat.map(unfolded))
 def test_a_rule_is_read_back_from_how_it_is_written(rule: Wait) -> None:
-    again = wait_rule(str(rule), replies=8)
-    assert same(again, rule.enough) and str(again) == str(rule)
+    parsed = wait_rule(str(rule), replies=8)
+    assert same(parsed, rule.enough) and str(parsed) == str(rule)
 
 
 @settings(deadline=None, max_examples=80)
@@ -194,8 +194,8 @@ def test_a_nested_rule_is_read_back_from_how_it_is_written(rule: Wait) -> None:
 @given(st.floats(1e-6, 1e6), st.floats(1e-6, 1.0))
 def test_rules_are_written_with_every_digit(seconds: float, bound: float) -> None:
     assert wait_rule(str(Deadline(seconds)), replies=8) == Deadline(seconds)
-    again = wait_rule(str(ResidualBelow(bound)), replies=8)
-    assert isinstance(again, ResidualBelow) and again.bound == pytest.approx(bound, rel=1e-14)
+    parsed = wait_rule(str(ResidualBelow(bound)), replies=8)
+    assert isinstance(parsed, ResidualBelow) and parsed.bound == pytest.approx(bound, rel=1e-14)
 
 
 # ------------------------------------------------------------------------------------------- complaints

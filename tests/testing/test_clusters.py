@@ -50,10 +50,10 @@ def test_a_lost_worker_that_is_a_process() -> None:
 
 def mpiexec() -> str:
     """Of this environment, else of the machine."""
-    own = Path(sys.executable).with_name("mpiexec")
-    found = str(own) if own.exists() else shutil.which("mpiexec")
-    assert found, "no mpiexec: pip install 'anyk[test]' brings MPICH's"
-    return found
+    beside = Path(sys.executable).with_name("mpiexec")
+    program = str(beside) if beside.exists() else shutil.which("mpiexec")
+    assert program, "no mpiexec: pip install 'anyk[test]' brings MPICH's"
+    return program
 
 
 def told(*command: str, env: dict[str, str] | None = None) -> dict[str, str]:

@@ -33,8 +33,8 @@ def test_anyks_compressors_pass(spec: str) -> None:
 
 
 def test_every_registered_compressor_is_tested_here() -> None:
-    own = {entry.name for entry in registry if entry.build.__module__.startswith("anyk.")}
-    assert own == {spec.partition(":")[0] for spec in SPECS}
+    built_in = {entry.name for entry in registry if entry.build.__module__.startswith("anyk.")}
+    assert built_in == {spec.partition(":")[0] for spec in SPECS}
 
 
 def words(array: Any) -> Any:
@@ -65,10 +65,10 @@ KINDS: dict[str, tuple[type[Compressor], str]] = {}
 
 def wrong(sentence: str) -> Callable[[Any], Any]:
     def add(kind: type[Compressor]) -> type[Compressor]:
-        made = dataclass(frozen=True)(kind)
-        made.name = f"test-{kind.__name__.lower()}"
-        KINDS[made.name] = made, sentence
-        return made
+        cls_made = dataclass(frozen=True)(kind)
+        cls_made.name = f"test-{kind.__name__.lower()}"
+        KINDS[cls_made.name] = cls_made, sentence
+        return cls_made
 
     return add
 
@@ -100,8 +100,8 @@ class DrawsByMessage(Plain):
     """Every worker has other coordinates."""
 
     def changed(self, vector: Any, key: Any) -> Any:
-        kept = keyed.generator(key[0], "test", key[1], vector.size).random(vector.size) < 0.5
-        return 2 * vector * kept
+        chosen = keyed.generator(key[0], "test", key[1], vector.size).random(vector.size) < 0.5
+        return 2 * vector * chosen
 
 
 @wrong("not linear among the messages of a round")
@@ -123,8 +123,8 @@ class Unscaled(Plain):
     """Omits half of the coordinates, and does not scale the others."""
 
     def changed(self, vector: Any, key: Any) -> Any:
-        kept = keyed.generator(key[0], "test", key[1].partition(" ")[0], vector.size).random(vector.size) < 0.5
-        return vector * kept
+        chosen = keyed.generator(key[0], "test", key[1].partition(" ")[0], vector.size).random(vector.size) < 0.5
+        return vector * chosen
 
 
 @wrong("it is biased")
@@ -304,6 +304,8 @@ def test_a_compressor_that_does_not_exist_is_bad_input() -> None:
 
 def test_random_coordinates_of_an_empty_message_are_none() -> None:
     """A partition of sparse data without an entry has no coordinates."""
-    made = anyk.compression.compressor("random-k:share=0.5")
+    compressor = anyk.compression.compressor("random-k:share=0.5")
     key = (0, "0:0 (0,)")
-    assert made.unpack(made.pack(np.empty(0), key), 0, np.dtype(float), key).size == 0 == made.size(0, 8)
+    assert (
+        compressor.unpack(compressor.pack(np.empty(0), key), 0, np.dtype(float), key).size == 0 == compressor.size(0, 8)
+    )

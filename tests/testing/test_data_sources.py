@@ -255,9 +255,9 @@ def forgiving(*, file: Path) -> Dataset:
 
 
 def writing(*, file: Path) -> Dataset:
-    made = careful(file=file)
+    data = careful(file=file)
     file.write_text(file.read_text() + "\n")
-    return made
+    return data
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ class Triangular(DelayModel):
         return "triangular" if self.wrong == "spec" else super().spec
 
     def seconds(self, uniforms, worker):
-        found = np.sqrt(uniforms)
+        draws = np.sqrt(uniforms)
         return {
-            "negative": found - 0.5, "nan": found * np.nan, "inf": found + np.inf, "shape": found[:1],
-            "block": found + len(found),
-        }.get(self.wrong, found)  # fmt: skip
+            "negative": draws - 0.5, "nan": draws * np.nan, "inf": draws + np.inf, "shape": draws[:1],
+            "block": draws + len(draws),
+        }.get(self.wrong, draws)  # fmt: skip
 
     def cdf(self, seconds, worker):
         return np.clip(seconds, 0.0, 1.0) ** (3 if self.wrong == "cdf" else 2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ from anyk.protocol import (
 )
 from anyk.runs import Driver, session
 from anyk.testing import check_strategy
-from anyk.testing.hostile import hostile
+from anyk.testing.hostile import _folded, hostile
 from anyk.testing.world import Broken
 from byhand import ByHand
 from strategy_schedules import STRATEGIES
@@ -61,34 +61,34 @@ def test_every_strategy_and_code_is_in_the_net():
 @pytest.mark.parametrize("seeds", ["few", pytest.param("more", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
 def test_hostile_schedules_break_no_rule(spec, workers, seeds):
-    found = anyk.strategy(spec, workers=workers)
+    running = anyk.strategy(spec, workers=workers)
     for seed in SEEDS[seeds]:
         try:
-            hostile(found, seed=seed, events=EVENTS)
+            hostile(running, seed=seed, events=EVENTS)
         except Broken as error:
             pytest.fail(f"seed {seed}: {error}")
 
 
 @pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
 def test_workers_joined_or_lost_twice_change_nothing(spec, workers):
-    found = ByHand(anyk.strategy(spec, workers=workers))
-    found.start(Fleet(workers, tuple(range(workers))))
-    found.on(Lost(1.0, 1, "died"))
-    before = json.dumps(found.save()).replace("2.0", "1.0")
-    assert list(found.on(Joined(2.0, 0))) == []
-    assert list(found.on(Lost(2.0, 1, "died"))) == []
-    assert json.dumps(found.save()).replace("2.0", "1.0") == before
+    running = ByHand(anyk.strategy(spec, workers=workers))
+    running.start(Fleet(workers, tuple(range(workers))))
+    running.on(Lost(1.0, 1, "died"))
+    before = json.dumps(running.save()).replace("2.0", "1.0")
+    assert list(running.on(Joined(2.0, 0))) == []
+    assert list(running.on(Lost(2.0, 1, "died"))) == []
+    assert json.dumps(running.save()).replace("2.0", "1.0") == before
 
 
 def asked_while_unusable(spec, workers):
     """How often worker 1 is given a task while all its messages are unusable and no other arrives; 10 for endlessly."""
-    found = ByHand(anyk.strategy(spec, workers=workers))
-    commands = found.start(Fleet(workers, tuple(range(workers))))
+    running = ByHand(anyk.strategy(spec, workers=workers))
+    commands = running.start(Fleet(workers, tuple(range(workers))))
     for asked in range(10):
         tasks = {w: c.task + i for c in commands if isinstance(c, Dispatch) for i, w in enumerate(c.workers)}
         if 1 not in tasks or any(isinstance(command, Stop) for command in commands):
             return asked
-        commands = list(found.on(Failed(0.1, 1, tasks[1], 0, "not finite")))
+        commands = list(running.on(Failed(0.1, 1, tasks[1], 0, "not finite")))
     return 10
 
 
@@ -103,34 +103,34 @@ def test_an_irreplaceable_worker_is_asked_three_times(spec, workers):
 @pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
 def test_a_returned_worker_is_asked_again_despite_failures(spec, workers):
     """It is another process, perhaps on another machine; nobody may wait for it while it waits for a task."""
-    found = ByHand(anyk.strategy(spec, workers=workers))
-    commands = list(found.start(Fleet(workers, tuple(range(workers)))))
+    running = ByHand(anyk.strategy(spec, workers=workers))
+    commands = list(running.start(Fleet(workers, tuple(range(workers)))))
     for worker in set(range(workers)) - {1}:
-        commands += found.on(Lost(0.1, worker, "died"))
+        commands += running.on(Lost(0.1, worker, "died"))
     for _ in range(3):
         tasks = {w: c.task + i for c in commands if isinstance(c, Dispatch) for i, w in enumerate(c.workers)}
-        commands = list(found.on(Failed(0.2, 1, tasks[1], 0, "not finite"))) if 1 in tasks else []
-    found.on(Lost(0.3, 1, "died"))
-    commands = found.on(Joined(0.4, 1))
+        commands = list(running.on(Failed(0.2, 1, tasks[1], 0, "not finite"))) if 1 in tasks else []
+    running.on(Lost(0.3, 1, "died"))
+    commands = running.on(Joined(0.4, 1))
     assert [list(c.workers) for c in commands if isinstance(c, (Dispatch, Stop))] == [[1]], commands
 
 
 def test_senders_of_infinite_values_are_remembered():
     n, spec = 7, "draco:byzantine=1,kind=cyclic"
-    found, restored = ByHand(anyk.strategy(spec, workers=n)), ByHand(anyk.strategy(spec, workers=n))
-    found.start(Fleet(n, tuple(range(n))))
+    running, restored = ByHand(anyk.strategy(spec, workers=n)), ByHand(anyk.strategy(spec, workers=n))
+    running.start(Fleet(n, tuple(range(n))))
     for worker in (1, 2, 3, 4):
-        found.on(Reply(1.0, worker, worker, 0))
-        found.on(MessageProjected(1.0, worker, worker, 0, 0.0))
-    found.on(Lost(1.0, 5, "died"))
-    found.on(Lost(1.0, 6, "died"))
-    again = found.on(Failed(1.0, 0, 0, 0, "not finite: 1 of 3 numbers"))
-    assert isinstance(again[0], Dispatch) and (again[0].task, again[0].workers) == (7, (0,))
-    found.on(Reply(2.0, 0, 7, 0))
-    found.on(MessageProjected(2.0, 0, 7, 0, 0.0))  # as if it had been honest all the time
-    restored.restore(json.loads(json.dumps(found.save())))
+        running.on(Reply(1.0, worker, worker, 0))
+        running.on(MessageProjected(1.0, worker, worker, 0, 0.0))
+    running.on(Lost(1.0, 5, "died"))
+    running.on(Lost(1.0, 6, "died"))
+    asked = running.on(Failed(1.0, 0, 0, 0, "not finite: 1 of 3 numbers"))
+    assert isinstance(asked[0], Dispatch) and (asked[0].task, asked[0].workers) == (7, (0,))
+    running.on(Reply(2.0, 0, 7, 0))
+    running.on(MessageProjected(2.0, 0, 7, 0, 0.0))  # as if it had been honest all the time
+    restored.restore(json.loads(json.dumps(running.save())))
     for event in (Joined(3.0, 5), Reply(4.0, 5, 8, 0), MessageProjected(4.0, 5, 8, 0, 0.0), Joined(5.0, 6)):
-        assert found.on(event) == restored.on(event), event
+        assert running.on(event) == restored.on(event), event
 
 
 # ------------------------------------------------------------------------------------------- what the net catches
@@ -270,7 +270,7 @@ class Alarmed(Turns):
         (Keyed, r"^its state is not plain data that JSON can hold: keys of a state must be integers or strings", 1),
         (Waiting, r"^deadlock at step \d+: every worker is idle", 2),
         (Boastful, r"^a step claims a residual of 0, and it is \d\.\d+", 1),
-        (Hoarding, r"^task 3, chunk 0, which is arrived, is neither used nor cancelled", 4),
+        (Hoarding, r"^task 3, chunk 0, which has arrived, is neither used nor cancelled", 4),
         (Fragile, r"^it raised KeyError: \d \(test_hostile\.py, line \d+, in on\)", 1),
         (Faint, r"^it stopped though no worker was given up and nothing failed: too many", 1),
         (Worn, r"^used before, it does not start as a fresh one does", 1),
@@ -291,11 +291,11 @@ def test_what_breaks_a_rule_is_caught_and_the_schedule_cut_down(bad, why, events
             break
     else:
         pytest.fail("not caught")
-    with pytest.raises(Broken, match=why) as again:
+    with pytest.raises(Broken, match=why) as caught:
         hostile(bad(3), seed=seed, events=60)
-    assert str(again.value) == failure  # the same each time
-    told = failure.partition("from here on all goes well")[0].splitlines()
-    assert sum(line.startswith("  ") and line[2:3].isalpha() for line in told) <= 1 + events, failure
+    assert str(caught.value) == failure  # the same each time
+    transcript = failure.partition("from here on all goes well")[0].splitlines()
+    assert sum(line.startswith("  ") and line[2:3].isalpha() for line in transcript) <= 1 + events, failure
 
 
 def test_whatever_fails_a_check_is_a_command():
@@ -304,6 +304,48 @@ def test_whatever_fails_a_check_is_a_command():
     ):
         for seed in range(30):
             check_strategy(Fragile(3), seed=seed)
+
+
+@dataclass(frozen=True, repr=False)
+class Sampling(Turns):
+    """Turns whose spec omits settings, or names another."""
+
+    batch: int = 0
+    factor: float = 1.0
+    spec = "test-sampling"
+
+    @property
+    def layout(self):
+        return replace(super().layout, minibatches=self.batch > 0)
+
+    def on(self, state, event):
+        commands = super().on(state, event)
+        return [c._replace(scale=self.factor) if isinstance(c, Combine) else c for c in commands]
+
+    def next_turn(self, state):
+        commands = super().next_turn(state)
+        return [c._replace(chunks=((c.chunks[0][0]._replace(batch=self.batch),),)) for c in commands]
+
+
+def test_a_spec_that_omits_a_setting_is_caught(monkeypatch):
+    monkeypatch.setattr(strategies.registry, "entries", dict(strategies.registry.entries))
+    check_strategy(Sampling(3, factor=0.5))  # of no registered name: such a run is not resumed from its spec
+    strategies.register("test-sampling")(Sampling)
+    check_strategy(Sampling(3))
+    with pytest.raises(AssertionError, match=r"^its spec 'test-sampling' builds .* with another layout: is every"):
+        check_strategy(Sampling(3, batch=2))
+    with pytest.raises(AssertionError, match=r"^its spec 'test-sampling' builds .* decides otherwise: is every"):
+        check_strategy(Sampling(3, factor=0.5))
+    monkeypatch.setattr(Sampling, "spec", "test-sampling:rows=2")
+    with pytest.raises(AssertionError, match=r"^no strategy can be built from its spec .* has no key 'rows'"):
+        check_strategy(Sampling(3))
+
+
+def test_a_long_schedule_is_shown_without_its_middle():
+    begin = ["start", [Stop("done")], "from here on all goes well"]
+    lines = _folded([*begin, *map(str, range(100))])
+    assert [line.strip() for line in lines[2:4] + lines[-7:-4]] == [begin[2], "0", "19", "(75 lines more)", "95"]
+    assert len(_folded([*map(str, range(100)), *begin[2:]])) == 101  # all that made it fail is shown
 
 
 @pytest.mark.slow

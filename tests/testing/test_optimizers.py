@@ -26,8 +26,8 @@ def test_anyks_optimisers_pass(spec: str) -> None:
 
 def test_every_registered_optimiser_is_tested_here() -> None:
     tested = {"gd", "momentum", "nesterov", "accelerated", "adam", "adamw", "slowmo", "clip", "torch", "optax"}
-    own = {entry.name for entry in anyk.optimizers.registry if entry.build.__module__.startswith("anyk.")}
-    assert own == tested
+    built_in = {entry.name for entry in anyk.optimizers.registry if entry.build.__module__.startswith("anyk.")}
+    assert built_in == tested
 
 
 @pytest.mark.slow
@@ -181,8 +181,8 @@ class ByIdentity(Plain):
 
     def start(self, w: Any) -> Any:
         state = super().start(w)
-        known = self.__dict__.setdefault("known", {})
-        known[id(state["velocity"])] = state["velocity"]
+        states = self.__dict__.setdefault("known", {})
+        states[id(state["velocity"])] = state["velocity"]
         return state
 
     def direction(self, w: Any, gradient: Any) -> Any:
@@ -331,11 +331,11 @@ def test_a_spec_that_forgets_a_setting_is_found() -> None:
             return "test-forgetful"
 
     try:
-        made = registered(Forgetful, "test-forgetful")(lr=0.1, momentum=0.5)
+        optimizer = registered(Forgetful, "test-forgetful")(lr=0.1, momentum=0.5)
         with pytest.raises(
             AssertionError, match="the spec 'test-forgetful' builds an optimiser whose step 3 is another"
         ):
-            check_optimizer(made)
+            check_optimizer(optimizer)
     finally:
         del anyk.optimizers.registry.entries["test-forgetful"]
 
@@ -346,9 +346,9 @@ def test_a_schedule_without_effect_is_found() -> None:
             return super().step(w, gradient, state, 0, scale, out)
 
     try:
-        made = registered(Constant, "test-constant")(lr=0.1)
+        optimizer = registered(Constant, "test-constant")(lr=0.1)
         with pytest.raises(AssertionError, match="a schedule of learning rates has no effect"):
-            check_optimizer(made)
+            check_optimizer(optimizer)
     finally:
         del anyk.optimizers.registry.entries["test-constant"]
 

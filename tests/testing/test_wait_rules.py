@@ -26,8 +26,8 @@ def test_anyks_rules_pass(spec: str) -> None:
 
 
 def test_every_registered_rule_is_tested_here() -> None:
-    own = {entry.name for entry in wait_rules if inspect.getmodule(entry.build) is wait and not entry.origin}
-    assert own == {"decodable", "count", "fraction", "residual", "deadline", "adaptive"}
+    built_in = {entry.name for entry in wait_rules if inspect.getmodule(entry.build) is wait and not entry.origin}
+    assert built_in == {"decodable", "count", "fraction", "residual", "deadline", "adaptive"}
 
 
 def test_a_function_of_python_passes() -> None:
@@ -45,11 +45,11 @@ RULES: dict[str, tuple[Callable[[], Any], str]] = {}
 
 def wrong(sentence: str) -> Callable[[Any], Any]:
     def add(kind: type[Wait]) -> type[Wait]:
-        made = dataclass(frozen=True)(kind)
+        cls_made = dataclass(frozen=True)(kind)
         name = f"test-{kind.__name__.lower()}"
-        made.name = name
-        RULES[name] = made, sentence
-        return made
+        cls_made.name = name
+        RULES[name] = cls_made, sentence
+        return cls_made
 
     return add
 
@@ -102,7 +102,7 @@ class Impatient(Wait):
         return (self.seconds,)
 
 
-@wrong("becomes True without a reply.*deadlines.. names no time")
+@wrong("becomes True without a reply.*deadlines.. names no time, asked once")
 class Unannounced(Wait):
     seconds: float = 0.5
 

@@ -63,8 +63,6 @@ class Auditors:
     def _wrap(self) -> None:
         driver, cluster = self._driver, self._cluster
         publish, arrive = cluster.publish, driver.ledger.arrive
-        assert driver._updates is not None
-        result = driver._updates.result
 
         def published(slot: str, version: int, w: Any) -> None:
             publish(slot, version, w)
@@ -79,13 +77,9 @@ class Auditors:
                 self.on_message(event)
             return usable
 
-        def used(command: Any) -> Any:
-            self.on_step(driver.taking)
-            return result(command)
-
         cluster.publish = published  # type: ignore[method-assign]
         driver.ledger.arrive = arrived  # type: ignore[method-assign]
-        driver._updates.result = used  # type: ignore[method-assign]
+        driver.before_step = lambda begun: self.on_step(begun.command)
         interpret = cluster._interpret
         dead: set[tuple[int, int]] = set()
 

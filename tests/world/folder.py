@@ -27,6 +27,7 @@ from anyk.runs.evaluation import by_workers, evaluator
 from anyk.runs.folder import checkpoints, environment
 from anyk.runs.log import runlog
 from anyk.testing import Squares
+from strategy_schedules import built
 
 from . import auditors
 from .auditors import Broken
@@ -389,14 +390,14 @@ class FolderWorld(World):
 
     def _train(self) -> anyk.Run:
         options, folder = self.options, self.disk.folder
-        partitions = anyk.strategy(options.strategy, workers=options.workers).layout.partitions
+        partitions = built(options.strategy, options.workers).layout.partitions
         problem = Squares(max(options.workers, partitions), 5)
         if folder.exists():
             return anyk.resume(folder, problem=problem, checkpoint_every=self._folder.every, tell=self._hear)
         make = {"processes": Processes, "ray": Ray, "mpi": Mpi}[options.cluster]
         return anyk.train(
             problem,
-            options.strategy,
+            built(options.strategy, options.workers),
             make(options.workers, seed=self.seed),
             optimizer=Nesterov(lr=0.05),
             steps=options.steps,
@@ -446,7 +447,7 @@ class FolderWorld(World):
         if names or any((self._place / "temporary").iterdir()):
             raise Broken("remains", f"{names or list((self._place / 'temporary').iterdir())} are left behind")
         if self._complete:
-            partitions = anyk.strategy(self.options.strategy, workers=self.options.workers).layout.partitions
+            partitions = built(self.options.strategy, self.options.workers).layout.partitions
             replayed = anyk.replay(folder, problem=Squares(max(self.options.workers, partitions), 5))
             if not str(replayed).endswith(_SAME):
                 raise Broken("replay", str(replayed))

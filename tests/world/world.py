@@ -24,6 +24,7 @@ from anyk.clusters.remote.losses import LossUnknown, Question
 from anyk.optimizers import GD
 from anyk.runs import Driver
 from anyk.testing import Squares
+from strategy_schedules import built
 
 from . import auditors, system
 from .choices import Choices, Deviations
@@ -422,7 +423,7 @@ class World:
         before = {"files": len(kernel.current.files)}
         saved = {} if self._saved is None else json.loads(self._saved[0])["versions"]
         self._history = {key: w for key, w in self._history.items() if key[1] <= saved.get(key[0], -1)}
-        strategy = anyk.strategy(options.strategy, workers=options.workers)
+        strategy = built(options.strategy, options.workers)
         make = {"processes": Processes, "ray": Ray, "mpi": Mpi}[options.cluster]
         cluster: Cluster = make(options.workers, seed=self.seed)
         driver = self._driver = Driver(

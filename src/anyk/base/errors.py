@@ -134,15 +134,15 @@ def describe_error(error: BaseException, message: str | None = None) -> str:
     message = printable(str(error) if message is None else message)
     if isinstance(error, (BadInput, RunFailed)):
         return message
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    place, step = "", error.__traceback__
+    sentence = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    location, step = "", error.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename
         path = Path(file)
         if not file.startswith(_LIBRARIES) and not _INSTALLED & set(path.parts) and path.suffix not in _COMPILED:
-            place = f" ({path.name}, line {step.tb_lineno})"
+            location = f" ({path.name}, line {step.tb_lineno})"
         step = step.tb_next
-    return text + place
+    return sentence + location
 
 
 def outside() -> int:

@@ -45,12 +45,12 @@ def curves(series: Mapping[str, tuple[Any, Any]], label: str) -> str:
     low, high = min(y for _, y in points), max(y for _, y in points)
     lines, names = [], []
     for i, (name, line) in enumerate(finite.items()):
-        place = " ".join(
+        coordinates = " ".join(
             f"{_WIDE * x / right:.1f},{_HIGH * (1.0 - (y - low) / ((high - low) or 1.0)):.1f}" for x, y in line
         )
         colour, dash = _COLOURS[i % len(_COLOURS)], _DASHES[i % len(_DASHES)]
         look = f'stroke="{colour}" stroke-width="1.8" stroke-dasharray="{dash}"'
-        lines.append(f'<polyline points="{place}" fill="none" {look}><title>{escape(name)}</title></polyline>')
+        lines.append(f'<polyline points="{coordinates}" fill="none" {look}><title>{escape(name)}</title></polyline>')
         names.append(
             f'<svg width="30" height="8"><line x1="1" y1="4" x2="29" y2="4" {look}/></svg> {escape(name)}&emsp;'
         )

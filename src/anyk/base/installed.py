@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 PLUGINS, COMMANDS = "anyk.plugins", "anyk.commands"  # the groups of entry points
-_CODE = tuple(suffix for suffix in all_suffixes() if suffix != ".pyc")
-_WORD = re.compile(r"[^\s:,=()|&/]+(?![^\s:,()|&/])")  # in a spec, but no key
+_CODE_SUFFIXES = tuple(suffix for suffix in all_suffixes() if suffix != ".pyc")
+# a name or a value in a spec; a key is none, as = follows it
+_WORD = re.compile(r"[^\s:,=()|&/]+(?![^\s:,()|&/])")
 
 
 def _warn(sentence: str) -> None:
@@ -63,16 +64,19 @@ _told: set[str] = set()
 
 
 def _search_path() -> list[str]:
-    """Return the search path of modules without the current folder, unless an installation has added it.
+    """Return the search path of modules without the current folder, which Python may have put in front.
 
-    A folder of somebody else's, in which anyk is started, must not bring plug-ins along.
+    A folder of somebody else's, in which anyk is started, must not bring plug-ins along. Further back on the path the
+    current folder stays: an installation has added it there.
     """
-    path = [entry for entry in sys.path if entry]
+    path = [entry for entry in sys.path if entry]  # an empty entry is the current folder
+    if not path or path[0] != sys.path[0]:
+        return path
     try:
-        first_is_here = bool(path) and path[0] == sys.path[0] and Path(path[0]).resolve() == Path.cwd().resolve()
+        first_is_here = Path(path[0]).resolve() == Path.cwd().resolve()
     except OSError:  # the current folder has been deleted
-        first_is_here = False
-    return path[first_is_here:]
+        return path
+    return path[1:] if first_is_here else path
 
 
 def entry_points(group: str) -> Iterator[tuple[EntryPoint, str, str]]:
@@ -109,10 +113,10 @@ def load() -> None:
 def imported(point: EntryPoint) -> Any:
     """Return the module that an entry point names, or the object in it."""
     with searching(_search_path()):
-        found: Any = import_module(point.module)
-        for part in point.attr.split(".") if point.attr else ():
-            found = getattr(found, part)
-        return found
+        value: Any = import_module(point.module)
+        for attribute in point.attr.split(".") if point.attr else ():
+            value = getattr(value, attribute)
+        return value
 
 
 @contextmanager
@@ -166,7 +170,7 @@ def failures() -> list[str]:
 
 
 def tell_failures() -> None:
-    """Show each such sentence, once."""
+    """Show the sentences of :func:`failures`, each once."""
     for sentence in _failures.values():
         if sentence not in _told:
             _told.add(sentence)
@@ -225,7 +229,7 @@ def _digest(before: str, module: str) -> str:
     digest = hashlib.sha256(before.encode())
     file = Path(str(top.__file__))
     folder = file.parent if hasattr(top, "__path__") else None
-    files = [file] if folder is None else [path for path in folder.rglob("*") if path.name.endswith(_CODE)]
+    files = [file] if folder is None else [path for path in folder.rglob("*") if path.name.endswith(_CODE_SUFFIXES)]
     for path in sorted(files):
         if path.is_file():
             digest.update(f"{path.relative_to((folder or file).parent).as_posix()}\0".encode())

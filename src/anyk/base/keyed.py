@@ -22,8 +22,8 @@ _BLOCK = 256  # uniforms computed together for one key; a block of Philox costs 
 
 
 def _key(seed: int, purpose: str, ids: tuple[int | str, ...]) -> int:
-    text = "\x1f".join([str(int(seed)), purpose, *map(str, ids)])
-    return int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
+    joined = "\x1f".join([str(int(seed)), purpose, *map(str, ids)])
+    return int.from_bytes(blake2b(joined.encode(), digest_size=16).digest(), "little")
 
 
 @lru_cache(maxsize=4096)
@@ -94,15 +94,15 @@ def digest(array: Array, first: int = 0) -> int:
         starts = range(0, array.size, PART)
         return sum(digest(array[start : start + PART], first + start) for start in starts) & POSITIVE
     if array.nbytes <= _LONG:
-        text = blake2b(array.data, digest_size=8)
+        hasher = blake2b(array.data, digest_size=8)
     else:
         plain = array.view(np.uint8)
         rows = plain.size // (8 * _COLUMNS)
         end = 8 * rows * _COLUMNS
         words = plain[:end].view(np.uint64).reshape(rows, _COLUMNS)
-        text = blake2b(plain[end:].data, digest_size=8)
+        hasher = blake2b(plain[end:].data, digest_size=8)
         for axis in (0, 1):
-            text.update(np.add.reduce(words, axis=axis).data)
+            hasher.update(np.add.reduce(words, axis=axis).data)
     if first:
-        text.update(first.to_bytes(8, "little"))
-    return int.from_bytes(text.digest(), "little") & POSITIVE
+        hasher.update(first.to_bytes(8, "little"))
+    return int.from_bytes(hasher.digest(), "little") & POSITIVE

@@ -62,16 +62,16 @@ def replacing(target: Path) -> Iterator[Path]:
     No file exists at that path yet, so creating it by mode ``x`` or by renaming follows no link. If writing fails, the
     new file is removed and ``target`` is unchanged; after a loss of power the old or the new file is there.
     """
-    part = target.with_name(f"{target.name}{PART}")
-    part.unlink(missing_ok=True)
-    mode = _new_mode(part)
+    unfinished = target.with_name(f"{target.name}{PART}")
+    unfinished.unlink(missing_ok=True)
+    mode = _new_mode(unfinished)
     try:
-        yield part
-        _set_mode(part, mode)
-        synchronise(part)
-        part.replace(target)
+        yield unfinished
+        _set_mode(unfinished, mode)
+        synchronise(unfinished)
+        unfinished.replace(target)
     except BaseException:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
         raise
     synchronise(target.parent)
 

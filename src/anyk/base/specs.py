@@ -7,6 +7,7 @@ constructor's keyword parameters are the spec's keys, and its annotations determ
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -35,19 +36,58 @@ File = Annotated[str, _A_FILE]
 Folder = Annotated[str | Path, _A_FILE]
 
 
-def parse(spec: str) -> tuple[str, dict[str, str]]:
-    """Split a spec into its name and its keys; a first value without a key is stored under ``""``.
+class Spec(str):
+    """A spec that has been split into its ``name`` and its ``keys``; as text, it is what the user wrote.
 
-    >>> parse("frc:load=3,wait=11")
-    ('frc', {'load': '3', 'wait': '11'})
+    A setting becomes a spec where it enters: on the command line, in a call, in a file. A first value without a key is
+    stored under ``""``, and the brackets around a spec inside a spec are removed:
+
+    >>> spec = Spec("kronecker:left=(frc:load=2),split=4")
+    >>> spec.name, spec.keys, str(spec)
+    ('kronecker', {'left': 'frc:load=2', 'split': '4'}, 'kronecker:left=(frc:load=2),split=4')
+
+    Raises :class:`~anyk.BadInput` for a text that is none.
+    """
+
+    name: str
+    keys: Mapping[str, str]
+
+    def __new__(cls, text: str) -> Spec:
+        """Return a text as a spec; a spec is returned unchanged."""
+        return text if isinstance(text, Spec) else cls._of(text, *_split(text))
+
+    @classmethod
+    def _of(cls, text: str, name: str, keys: Mapping[str, str]) -> Spec:
+        spec = str.__new__(cls, text)
+        spec.name, spec.keys = name, keys
+        return spec
+
+    def with_keys(self, values: Mapping[str, Any]) -> Spec:
+        """Return the spec with the keys added that it does not contain; their values are numbers or names.
+
+        >>> Spec("frc:load=3").with_keys({"models": 4, "load": 2})
+        'frc:load=3,models=4'
+        """
+        added = {key: _show(value) for key, value in values.items() if key not in self.keys}
+        if not added:
+            return self
+        head = f"{self}," if self.keys else f"{self.rstrip(': ')}:"
+        text = head + ",".join(f"{key}={value}" for key, value in added.items())
+        return self._of(text, self.name, {**self.keys, **added})
+
+
+def parse(spec: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the keys of a spec; see :class:`Spec`.
+
     >>> parse("trace:lambda.npz,by=round")
     ('trace', {'': 'lambda.npz', 'by': 'round'})
-
-    The brackets around a spec inside a spec are removed:
-
-    >>> parse("kronecker:left=(frc:load=2),split=4")
-    ('kronecker', {'left': 'frc:load=2', 'split': '4'})
     """
+    spec = Spec(spec)
+    return spec.name, dict(spec.keys)
+
+
+def _split(spec: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the keys of a text."""
     if not isinstance(spec, str) or not spec.strip():
         raise BadInput(f"a spec looks like name:key=value,key=value, got {spec!r}")
     if max(bracket_depths(spec)) > _DEEPEST:
@@ -70,15 +110,8 @@ def parse(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def with_keys(spec: str, values: Mapping[str, Any]) -> str:
-    """Return a spec with the keys added that it does not contain.
-
-    >>> with_keys("frc:load=3", {"models": 4, "load": 2})
-    'frc:load=3,models=4'
-    """
-    present = parse(spec)[1]
-    added = [f"{key}={_show(value)}" for key, value in values.items() if key not in present]
-    head = spec if present else spec.rstrip(": ")
-    return head + (("," if present else ":") + ",".join(added) if added else "")
+    """Return the text of a spec with the keys added that it does not contain; see :meth:`Spec.with_keys`."""
+    return str(Spec(spec).with_keys(values))
 
 
 def take_key(spec: str, key: str) -> tuple[str, str | None]:
@@ -109,7 +142,7 @@ def absolute(name: str) -> str:
     return str(Path(name).expanduser().absolute())
 
 
-def with_files(spec: str, change: Callable[[str], str], *registries: Registry[Any]) -> str:
+def with_files(spec: str, change: Callable[[str], str], *registries: Registry[Any]) -> Spec:
     """Return a spec with the name of each file in it changed, also in the specs inside it.
 
     This makes the stored specs of a run valid in any folder (:func:`absolute`), and finds the files that they name.
@@ -117,29 +150,31 @@ def with_files(spec: str, change: Callable[[str], str], *registries: Registry[An
     ``registries``: the registries that may contain the spec's name; a spec of another name is returned unchanged.
     Raises :class:`~anyk.BadInput` for file names that a spec cannot contain.
     """
-    name, values = parse(spec)
-    known = [registry for registry in registries if name in registry.entries]  # before any plug-in is loaded
-    home = next(iter(known or [registry for registry in registries if name in registry]), None)
+    spec = Spec(spec)
+    name, values = spec.name, spec.keys
+    loaded = [registry for registry in registries if name in registry.entries]  # before any plug-in is loaded
+    home = next(iter(loaded or [registry for registry in registries if name in registry]), None)
     if home is None:
         return spec
     entry = home.entries[name]
     marks, first = entry.marks(), next(iter(entry.parameters()), "")
-    changed = dict(values)
-    for key, value in values.items():
-        key_marks = marks.get(key or first, ())
-        inner = [mark for mark in key_marks if isinstance(mark, Registry)]
-        changed[key] = change(value) if _A_FILE in key_marks else with_files(value, change, *inner) if inner else value
+    changed = {key: _with_changed_file(value, marks.get(key or first, ()), change) for key, value in values.items()}
     if changed == values:
         return spec
     named = {key or first: value for key, value in changed.items()}
     result = show(name, {key: value if key == "wait" else bracketed(value) for key, value in named.items()})
-    try:
-        same = parse(result)[1] == named
-    except BadInput:
-        same = False
-    if not same:
-        raise BadInput(f"a spec cannot hold the names of files in '{spec}', {', '.join(named.values())}; rename them")
-    return result
+    with contextlib.suppress(BadInput):
+        if (renamed := Spec(result)).keys == named:
+            return renamed
+    raise BadInput(f"a spec cannot hold the names of files in '{spec}', {', '.join(named.values())}; rename them")
+
+
+def _with_changed_file(value: str, marks: Sequence[object], change: Callable[[str], str]) -> str:
+    """Return the value of a key with its file's name changed if the key's ``marks`` say that it is one or has some."""
+    if _A_FILE in marks:
+        return change(value)
+    registries = [mark for mark in marks if isinstance(mark, Registry)]
+    return with_files(value, change, *registries) if registries else value
 
 
 def bracket_depths(spec: str) -> list[int]:

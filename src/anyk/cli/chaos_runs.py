@@ -15,8 +15,9 @@ from anyk.base.errors import RunFailed
 from anyk.base.plain import values_of
 from anyk.cli.fields import is_given, option, options_class, takes
 from anyk.cli.group import main
-from anyk.cli.options import ProblemOptions, json_option, read_workers, workers_or_range
+from anyk.cli.options import ProblemOptions, json_option, read_workers
 from anyk.cli.output import check_page, say, warn, write_json
+from anyk.protocol import Workers
 
 _OWN = ("optimizer", "delays")  # options whose default differs from that of train
 
@@ -31,7 +32,7 @@ class ChaosOptions(ProblemOptions):
 
     strategy: str = option(default="frc:load=2", metavar="SPEC", help="Strategy; see 'anyk list strategies'.")
     cluster: str = option(default="processes", metavar="SPEC", help="processes or ray.")
-    workers: int = option(
+    workers: Workers = option(
         default="6", metavar="N|RANGE", callback=read_workers, help="Number of workers, n, or a range such as 3..6."
     )
     delays: str = option(default="exp:mean=0.01", metavar="SPEC", help="Injected delays; see 'anyk list delays'.")
@@ -79,7 +80,7 @@ def chaos(options: ChaosOptions) -> None:
             options.strategy,
             options.cluster,
             faults,
-            workers=workers_or_range(options.workers),
+            workers=options.workers,
             least=options.least,
             options=tuple(_forwarded(options)),
             out=options.out,

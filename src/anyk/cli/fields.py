@@ -48,7 +48,7 @@ def is_given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) != ParameterSource.DEFAULT
 
 
-FLEET = ("workers", "delays", "communication", "seed")
+FLEET = ("delays", "communication", "seed")
 LIMITS = ("steps", "seconds", "target")
 
 

@@ -19,6 +19,7 @@ from anyk.cli.options import (
     picture_option,
     plugin_option,
     quiet_option,
+    read_workers,
     round_option,
     seconds_option,
     unit_option,
@@ -26,6 +27,7 @@ from anyk.cli.options import (
     writable,
 )
 from anyk.cli.output import check_file, json_to_output, say_result, write_json
+from anyk.protocol import Workers
 
 if TYPE_CHECKING:
     from anyk.fleet import Plan
@@ -135,7 +137,12 @@ class _Fleet:
     )
     slope: float | None = option(type=float, help="Seconds that a worker takes to compute on all of the data.")
     other: str | None = option(metavar="SOURCE", help="A second record at another load, to which the slope is fitted.")
-    workers: int | None = option(type=int, help="Number of workers, where SOURCE is a delay law.")
+    workers: Workers | None = option(
+        metavar="N|RANGE",
+        callback=read_workers,
+        help="Number of workers, where SOURCE is a delay law, or a range that the strategy must follow, such as 4..16.",
+    )
+    partitions: int | None = option(type=int, help="Number of partitions of the data for any number of workers.")
     steps: int | None = option(
         type=int, help="Steps of the run to plan for; default: as many as the record has rounds."
     )

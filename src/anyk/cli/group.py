@@ -71,10 +71,10 @@ Listing.group_class = Listing
 
 def _installed_commands() -> dict[str, list[tuple[EntryPoint, str]]]:
     """Return the commands of installed distributions by name, each with the distributions that have it."""
-    found: dict[str, list[tuple[EntryPoint, str]]] = {}
+    by_name: dict[str, list[tuple[EntryPoint, str]]] = {}
     for point, name, version in installed.entry_points(installed.COMMANDS):
-        found.setdefault(point.name, []).append((point, f"{name} {version}"))
-    return found
+        by_name.setdefault(point.name, []).append((point, f"{name} {version}"))
+    return by_name
 
 
 def _loaded_command(name: str, points: Sequence[tuple[EntryPoint, str]]) -> click.Command:

@@ -89,6 +89,7 @@ KINDS = {
     "exporters": _Kind(
         "anyk.views", "exporters", "Formats of runs for other programs, as 'anyk export --to' takes them."
     ),
+    "report-figures": _Kind("anyk.views", "report_figures", "Figures of reports, in their order on the page."),
     "graphs": _Kind(
         module="anyk.graphs",
         registry="registry",

@@ -36,7 +36,7 @@ def list_kind(kind: str | None, workers: int | None, stragglers: int | None) -> 
     anyk list codes --workers 30 --stragglers 2
     """
     if kind is None:
-        say_result(*(f"{name:<12} {listing.summary}" for name, listing in KINDS.items()))
+        say_result(*(f"{name:<14} {listing.summary}" for name, listing in KINDS.items()))
         say_result("", "'anyk list KIND' lists them.")
         write_json([{"name": name, "summary": listing.summary} for name, listing in KINDS.items()])
         return

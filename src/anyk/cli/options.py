@@ -17,6 +17,7 @@ from anyk.base.checks import check
 from anyk.base.errors import BadInput, as_bad_input, explaining, suggest
 from anyk.base.named import names_in_folder, plugged_in
 from anyk.base.plain import ByName, values_of
+from anyk.base.specs import Spec
 from anyk.cli.fields import LIMITS, Command, as_field, is_given, option, option_name, options_class
 from anyk.cli.output import (
     JSON_FILE,
@@ -27,7 +28,7 @@ from anyk.cli.output import (
     exit_interrupted,
     people,
 )
-from anyk.protocol import slot_names
+from anyk.protocol import Workers, slot_names
 from anyk.tables import reading
 
 if TYPE_CHECKING:
@@ -144,23 +145,14 @@ plugin_option = click.option(
 )
 
 
-FEWEST = "anyk.fewest"  # the key in a click context for the smallest number of workers
+def read_workers(_: click.Context, __: click.Parameter, value: str | int | None) -> Workers | None:
+    """Return the number or the range of workers that an option states."""
+    return None if value is None else Workers.read(str(value))
 
 
-def read_workers(ctx: click.Context, _: click.Parameter, value: str | int) -> int:
-    """Return the largest number of workers; if the text is a range, store the smallest in the context."""
-    from anyk.base.specs import read
-
-    fewest, dots, most = str(value).partition("..")
-    if dots:
-        ctx.meta[FEWEST] = read(fewest, int, "workers")
-    return int(read(most if dots else fewest, int, "workers"))
-
-
-def workers_or_range(workers: int) -> int | tuple[int, int]:
-    """Return the number of workers, or the range (fewest, most) if the user gave a range."""
-    fewest: int | None = click.get_current_context().meta.get(FEWEST)
-    return workers if fewest is None else (fewest, workers)
+def read_spec(_: click.Context, __: click.Parameter, text: str) -> Spec:
+    """Return the spec that an option states."""
+    return Spec(text)
 
 
 def _check_evaluate(_: click.Context, __: click.Parameter, spec: str | None) -> str | None:
@@ -238,7 +230,7 @@ def option_callbacks(callbacks: Callbacks, options: RunOptions, folder: Path) ->
     If the run is interrupted, print the command that resumes the folder, and exit.
     """
     from anyk.callbacks import Mirror
-    from anyk.views import Metrics, Progress, address
+    from anyk.views import LiveProgress, Metrics, address
 
     try:
         with contextlib.ExitStack() as stack:
@@ -247,7 +239,7 @@ def option_callbacks(callbacks: Callbacks, options: RunOptions, folder: Path) ->
                 metrics = stack.enter_context(Metrics(*address(options.metrics)))
                 click.echo(f"metrics: {metrics.url}", err=True)
                 added.append(metrics)
-            progress = stack.enter_context(Progress(people(), quiet=options.quiet))
+            progress = stack.enter_context(LiveProgress(people(), quiet=options.quiet))
             yield callbacks.also(progress, *added)
     except KeyboardInterrupt:
         exit_interrupted(folder)
@@ -375,7 +367,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
     models: int = option(
         default=1, help="Number of models trained in turn (two-layer networks start from different weights)."
     )
-    workers: int = option(
+    workers: Workers = option(
         default="30",
         metavar="N|RANGE",
         callback=read_workers,
@@ -408,17 +400,9 @@ class TrainingOptions(ProblemOptions, RunOptions):
     )
     settings: bool = option(is_flag=True, help="Show every setting and where it comes from, and exit.")
 
-    @property
-    def fewest(self) -> int | None:
-        """The smallest number of workers, if a range of workers or a number of partitions is given."""
-        fewest: int | None = click.get_current_context().meta.get(FEWEST)
-        return self.workers if fewest is None and self.partitions is not None else fewest
-
-    def for_fleet(self, spec: str) -> str:
-        """Return a strategy's spec for the range of workers and the number of partitions, if they are given."""
-        from anyk.strategies import with_fleet
-
-        return with_fleet(spec, workers_or_range(self.workers), self.partitions)[0]
+    def __post_init__(self) -> None:
+        """Make one value of both options that concern workers."""
+        object.__setattr__(self, "workers", Workers.of(self.workers, self.partitions))
 
 
 @options_class
@@ -511,8 +495,8 @@ def training_arguments(folder: Path, options: TrainingOptions) -> Iterator[tuple
     problems = [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
     delays = parse(options.delays)
     if isinstance(delays, Trace):
-        delays.check_fleet(options.workers)
-        click.echo(delays.summary_for(options.workers), err=True)
+        delays.check_fleet(options.workers.most)
+        click.echo(delays.summary_for(options.workers.most), err=True)
     with option_callbacks(callbacks, options, folder) as all_callbacks:
         arguments: ByName = {"problem": problems if options.models > 1 else problem, **values_of(options, *LIMITS)}
         yield problems, arguments | {"out": folder, "callbacks": all_callbacks, "evaluate": options.evaluate or ""}

@@ -85,8 +85,8 @@ def race(options: RaceOptions) -> None:
     """
     from anyk.runs.api import charged, racers
 
-    strategies = options.strategies or racers(options.workers, options.models, fewest=options.fewest)
-    options = replace(options, strategies=tuple(map(options.for_fleet, strategies)))
+    strategies = options.strategies or racers(options.workers, options.models)
+    options = replace(options, strategies=strategies)
     changed = any(map(is_given, ("steps", "seconds", "target", "delays", "data", "problem")))
     if not changed:
         options = replace(options, delays=_DELAYS, target=_TARGET, seconds=_SECONDS)
@@ -103,7 +103,7 @@ def race(options: RaceOptions) -> None:
     check_table(options.table, folder=folder)
     with training_arguments(folder, options) as (problems, arguments):
         optimizer = options.make_optimizer(problems[0])
-        cluster = options.cluster if changed else charged(options.cluster, problems[0], workers=options.workers)
+        cluster = options.cluster if changed else charged(options.cluster, problems[0], workers=options.workers.most)
         head = [_head(options, problems[0], optimizer)]
         if cluster != options.cluster:
             head.append(f"cluster {cluster}: what computing a partition takes here, on a core for each worker")
@@ -112,7 +112,7 @@ def race(options: RaceOptions) -> None:
             optimizer=optimizer,
             before=_announce(options.quiet, head),
             **arguments,
-            **values_of(options, "strategies", "seeds", *FLEET),
+            **values_of(options, "strategies", "seeds", "workers", *FLEET),
         )
     page = None if options.page == "none" else Path(options.page or folder / PAGE)
     picture = Path(options.picture) if options.picture else folder / "race.png"

@@ -129,8 +129,8 @@ def export(run: str, kind: str, out: str | None) -> None:
         path = out or f"{Path(run).resolve().name}{exporter.ending}"
         if not exporter.folder:
             check_file(path, "export")
-        own = exporters.entry(parse(kind)[0]).own
-        with contextlib.nullcontext() if own else explaining(f"the exporter '{kind}' failed"):
+        built_in = exporters.entry(parse(kind)[0]).own
+        with contextlib.nullcontext() if built_in else explaining(f"the exporter '{kind}' failed"):
             line = exporter.save(opened, Path(path))
     say(line)
 

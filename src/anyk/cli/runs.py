@@ -12,6 +12,7 @@ import click
 
 from anyk.base.errors import BadInput
 from anyk.base.plain import ByName, values_of
+from anyk.base.specs import Spec
 from anyk.cli.fields import FLEET, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
@@ -24,11 +25,11 @@ from anyk.cli.options import (
     picture_option,
     plugin_option,
     problem_option,
+    read_spec,
     resume_arguments,
     table_option,
     training_arguments,
     trust_option,
-    workers_or_range,
 )
 from anyk.cli.output import json_to_output, say, warn, write_json
 from anyk.cli.races import resume_the_race, tell_race
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
 
 @options_class
 class _Strategy:
-    strategy: str = option(
+    strategy: Spec = option(
         default="uncoded",
         metavar="SPEC",
+        callback=read_spec,
         help="Strategy; see 'anyk list strategies'. auto:measure=10,every=10: measure, plan, switch, and check every "
         "so often; also record=, slope=, max_load=.",
     )
@@ -82,7 +84,7 @@ def train(options: TrainOptions) -> None:
         show_settings(options)
     elif options.supervise and not supervised():
         sys.exit(supervise(resume, new_folder(options, "train")))
-    elif options.strategy.partition(":")[0] == "auto":
+    elif options.strategy.name == "auto":
         _train_in_parts(options)
     else:
         _train_at_once(options, promise)
@@ -90,7 +92,6 @@ def train(options: TrainOptions) -> None:
 
 def _train_at_once(options: TrainOptions, promise: Promise | None) -> None:
     """Train with one strategy, and report the result and, after a plan, whether it kept its promise."""
-    from anyk.base.specs import with_keys
     from anyk.clusters import cluster
     from anyk.runs import train as train_one
     from anyk.runs import train_many
@@ -98,10 +99,9 @@ def _train_at_once(options: TrainOptions, promise: Promise | None) -> None:
     from anyk.views import race_notes, race_table
 
     models = options.models
-    options = replace(options, strategy=options.for_fleet(options.strategy))
-    spec = with_keys(options.strategy, {"models": models}) if models > 1 else options.strategy
+    spec = options.strategy.with_keys({"models": models} if models > 1 else {})
     build(spec, workers=options.workers)  # complain before anything is loaded
-    fleet = cluster(options.cluster, **values_of(options, *FLEET))
+    fleet = cluster(options.cluster, workers=options.workers.most, **values_of(options, *FLEET))
     folder = new_folder(options, "train")
     continues = options.begin is not None and options.optimizer is None
     if promise is not None:
@@ -112,6 +112,7 @@ def _train_at_once(options: TrainOptions, promise: Promise | None) -> None:
             arguments.pop("problem"),
             promise or options.strategy,
             fleet,
+            workers=options.workers,
             optimizer=None if continues else options.make_optimizer(problems[0]),
             lr=options.lr if continues else None,
             begin=options.begin,
@@ -159,7 +160,7 @@ def _train_in_parts(options: TrainOptions) -> None:
             tell=say,
             **arguments,
             **asdict(settings),
-            **values_of(options, *FLEET, "partitions", "cluster") | {"workers": workers_or_range(options.workers)},
+            **values_of(options, *FLEET, "workers", "cluster"),
         )
     _report_parts(result)
 
@@ -204,13 +205,11 @@ def _read_promise(options: TrainOptions) -> Promise | None:
         raise BadInput(f"the plan '{file}' says which strategy to run; leave out --strategy, or --plan")
     if options.models > 1:
         raise BadInput(f"the plan '{file}' is for one model, got --models {options.models}")
-    if is_given("workers") and options.workers != promise.workers:
+    if (is_given("workers") or is_given("partitions")) and options.workers != promise.workers:
+        given = f"--partitions {options.partitions}" if options.partitions else f"--workers {options.workers}"
         raise BadInput(
-            f"the plan '{file}' is for {promise.workers} workers, got --workers {options.workers}; plan for the fleet "
-            "that is to train"
+            f"the plan '{file}' is for {promise.workers} workers, got {given}; plan for the fleet that is to train"
         )
-    if options.fewest is not None:
-        raise BadInput(f"the plan '{file}' is for a fixed fleet; leave out --partitions and the range of --workers")
     return promise
 
 
@@ -269,6 +268,7 @@ def resume(run: str, options: ResumeOptions) -> None:
 _SHOWN = (
     "cluster",
     "workers",
+    "partitions",
     "delays",
     "communication",
     "seed",
@@ -370,7 +370,7 @@ def _say_setup(*runs: tuple[SharedConfig, Mapping[str, str]]) -> None:
     """Print the settings and versions of runs; of a setting in which they differ, all values."""
     rows = []
     for config, environment in runs:
-        settings = config.plain()
+        settings = config.plain() | {"workers": config.workers, "partitions": config.workers.partitions or ""}
         row = {key: str(settings[key]) for key in _SHOWN if settings.get(key, "") != ""}
         row["callbacks"] = ", ".join(config.callbacks)
         row["made with"] = ", ".join(f"{name} {value}" for name, value in environment.items())

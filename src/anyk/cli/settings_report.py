@@ -44,7 +44,7 @@ def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
     from anyk.runs.api import LIMIT, STEPS
 
     values = vars(options)
-    fleet = cluster(options.cluster, **values_of(options, *FLEET))
+    fleet = cluster(options.cluster, workers=options.workers.most, **values_of(options, *FLEET))
     resolved = {"cluster": fleet.spec, "delays": fleet.delays.spec, "communication": fleet.communication.spec}
     named, lr = (None, options.lr) if options.optimizer is None else split_rate(options.optimizer, options.lr)
     method, rate = usual_rule("" if options.problem else options.data, named)
@@ -63,6 +63,7 @@ def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
     steps = STEPS if options.target is None else LIMIT
     defaults = {
         "l2": l2,
+        "partitions": str(options.workers.partitions or "the strategy's"),
         "steps": str(steps) if options.seconds is None else "no limit",
         "seconds": "no limit",
         "out": str(free_folder(command)),

@@ -55,8 +55,8 @@ def _other_command(name: str, path: str, commands: Iterable[str]) -> str:
     """Return the command that was meant, or how to see all."""
     if path == "anyk" and name in KINDS:
         return f"'anyk list {name}' lists them"
-    known = ", ".join(commands)
-    return suggest(name, commands, f"its commands: {known}" if path != "anyk" else "see 'anyk --help'")
+    listed = ", ".join(commands)
+    return suggest(name, commands, f"its commands: {listed}" if path != "anyk" else "see 'anyk --help'")
 
 
 def _of_value(error: click.BadParameter) -> str:

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.base.arrays import Floats, Vector
+from anyk.base.arrays import Floats, Vector, Vectors
 from anyk.clusters.local import State
 from anyk.clusters.messages import WHOLE, Messages
+from anyk.clusters.steps import PartOfStep, Place, StepPlan
+from anyk.optimizers import Optimizer
 from anyk.protocol import Chunk, RequestMessage, Task
 
-Place = tuple[int, int]  # a message, by its task and chunk
 CARRIED = "carried"  # with a number, the slot name of pieces of the arrays that versions carry
 
 
@@ -78,6 +79,26 @@ class VectorStore:
     def model(self, slot: str, version: int) -> Vector:
         """Return a version that has been published."""
         return self._models[slot, version]
+
+    def model_at(self, slot: str, version: int, coordinates: slice) -> Vector:
+        """Return the numbers of a version at these coordinates."""
+        return self.model(slot, version)[coordinates]
+
+    def apply(
+        self, plan: StepPlan, optimizer: Optimizer | None, state: Vectors, penalties: Vector | None = None
+    ) -> tuple[Vector, int]:
+        """Take a step; return the slot's next version, to be published, and its digest.
+
+        ``state``: the optimiser's, which is changed. ``penalties``: the regulariser's factor of each coordinate, if it
+        is not the plan's for all. Raises :class:`~anyk.RunFailed` if the next version is not finite.
+        """
+        out = self.blank(plan.slot)
+        step = PartOfStep(plan, self, w=self.model(plan.slot, plan.version), out=out, penalties=penalties)
+        digest = step.take(optimizer, state)
+        if digest is not None:
+            return out, digest
+        assert optimizer is not None  # without one every part can be stepped by itself
+        return step.take_at_once(optimizer, state)
 
     def release(self, slot: str, version: int) -> None:
         """Drop a version, and the content that no other version carries."""

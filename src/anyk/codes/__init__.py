@@ -142,8 +142,8 @@ def _kronecker(
     check_workers(workers)
     splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [check(split, int, "split")]
     if not splits or not 1 <= splits[0] <= workers or workers % splits[0]:
-        why = "no two numbers above 1 multiply to that" if split is None else f"split={split} does not divide them"
-        raise BadInput(f"kronecker does not exist for {workers} workers: {why}")
+        reason = "no two numbers above 1 multiply to that" if split is None else f"split={split} does not divide them"
+        raise BadInput(f"kronecker does not exist for {workers} workers: {reason}")
     problems = []
     for a in sorted(splits, key=lambda a: abs(a - workers**0.5)):
         try:

@@ -292,8 +292,8 @@ class Code(_CodeRows):
             return None
         rho = self.partitions * n / (replies * sums.sum())
         one, two = replies / n, replies * (replies - 1) / (n * (n - 1)) if n > 1 else 0.0
-        each = rho**2 * (one * squares + two * (sums**2 - squares)) - 2 * rho * one * sums + 1.0
-        return float(each.sum())
+        by_partition = rho**2 * (one * squares + two * (sums**2 - squares)) - 2 * rho * one * sums + 1.0
+        return float(by_partition.sum())
 
     def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
         """Return the largest ``err = m x residual^2`` with this many stragglers, and whether a set attains it.
@@ -443,7 +443,7 @@ def incidence(assignment: Sequence[Sequence[int]], partitions: int) -> scipy.spa
     from scipy.sparse import csr_array
 
     starts = np.concatenate([[0], np.cumsum(list(map(len, assignment)))])
-    indices = np.array([j for own in assignment for j in own], dtype=np.int64)
+    indices = np.array([j for assigned in assignment for j in assigned], dtype=np.int64)
     return csr_array((np.ones(len(indices)), indices, starts), shape=(len(assignment), partitions))
 
 

@@ -28,7 +28,7 @@ class _RandomCode(MatrixCode):
         """Return the encoding, after giving each partition without a holder to a random worker."""
         missing = set(range(self.partitions)).difference(*assignment)
         for j in sorted(missing):
-            able = [own for own in assignment if self._most is None or len(own) < self._most]
+            able = [assigned for assigned in assignment if self._most is None or len(assigned) < self._most]
             able[int(random.integers(len(able)))].append(j)
         return incidence(assignment, self.partitions)
 
@@ -68,7 +68,8 @@ class BernoulliCode(_RandomCode):
         assignment = _sample_rows(random, n, n, self.expected_load / n)
         if most is not None:
             assignment = [
-                own if len(own) <= most else random.choice(own, most, replace=False).tolist() for own in assignment
+                assigned if len(assigned) <= most else random.choice(assigned, most, replace=False).tolist()
+                for assigned in assignment
             ]
         return self._complete(assignment, random)
 
@@ -153,8 +154,8 @@ class StochasticBlockCode(_RandomCode):
                 f"{min(n, max(1, int(load / self.inside)))} holds that load"
             )
         self._resolve(block=block, outside=outside)
-        own = sum(size * size for size in self._sizes) / n  # partitions of a worker's own community, on average
-        self._resolve(expected_load=own * self.inside + (n - own) * outside)
+        inner = sum(size * size for size in self._sizes) / n  # partitions of a worker's own community, on average
+        self._resolve(expected_load=inner * self.inside + (n - inner) * outside)
 
     @property
     def _sizes(self) -> list[int]:
@@ -179,9 +180,9 @@ class StochasticBlockCode(_RandomCode):
         n = self.workers
         random = keyed.generator(self.seed, "sbc", n, self.block)
         assignment: list[list[int]] = [[] for _ in range(n)]
-        for workers, own in self.communities:
-            others = np.setdiff1d(np.arange(n), own).tolist()
-            for chance, partitions in ((self.inside, own), (self.outside, others)):
+        for workers, community_partitions in self.communities:
+            others = np.setdiff1d(np.arange(n), community_partitions).tolist()
+            for chance, partitions in ((self.inside, community_partitions), (self.outside, others)):
                 samples = _sample_rows(random, len(workers), len(partitions), chance)
                 for worker, sample in zip(workers, samples, strict=True):
                     assignment[worker] += [partitions[j] for j in sample]
@@ -199,8 +200,8 @@ class StochasticBlockCode(_RandomCode):
         p, o = self.inside, self.outside
         total = 0.0
         for b in self._sizes:
-            own = replies * b / m
-            spread = own * (1 - b / m) * (m - replies) / (m - 1) if m > 1 else 0.0
-            variance = own * p * (1 - p) + (replies - own) * o * (1 - o) + (p - o) ** 2 * spread
+            share = replies * b / m
+            spread = share * (1 - b / m) * (m - replies) / (m - 1) if m > 1 else 0.0
+            variance = share * p * (1 - p) + (replies - share) * o * (1 - o) + (p - o) ** 2 * spread
             total += b * ((m / (replies * d)) ** 2 * variance + ((b * p + (m - b) * o) / d - 1.0) ** 2)
         return total

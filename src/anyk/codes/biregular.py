@@ -175,8 +175,8 @@ def _biregular(rows: int, columns: int, load: int, random: np.random.Generator) 
         flat = dealt.ravel()
         other = random.integers(flat.size, size=len(duplicates)).tolist()
         for (i, j), k in zip(duplicates.tolist(), other, strict=True):
-            here = i * load + j
-            flat[here], flat[k] = flat[k], flat[here]
+            edge = i * load + j
+            flat[edge], flat[k] = flat[k], flat[edge]
 
 
 @value_class
@@ -233,10 +233,10 @@ class KroneckerCode(MatrixCode):
         return csr_array(kron(self.left.encoding, self.right.encoding, format="csr"))
 
     def _solve(self, replies: Indices) -> Floats:
-        here = np.zeros((self.left.replies, self.right.replies), dtype=bool)
-        here.ravel()[replies] = True
-        rows, columns = here.any(axis=1), here.any(axis=0)
-        if (here == np.outer(rows, columns)).all():
+        replied = np.zeros((self.left.replies, self.right.replies), dtype=bool)
+        replied.ravel()[replies] = True
+        rows, columns = replied.any(axis=1), replied.any(axis=0)
+        if (replied == np.outer(rows, columns)).all():
             first = self.left.decode(np.flatnonzero(rows), decoder="least-squares").weights
             second = self.right.decode(np.flatnonzero(columns), decoder="least-squares").weights
             return np.outer(first, second).ravel()

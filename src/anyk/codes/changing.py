@@ -19,8 +19,8 @@ from anyk.codes.bernoulli import BernoulliCode
 from anyk.codes.made import SparseMatrix
 from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded, cut_evenly
 
-_PARTITIONS = 4 * MOST_WORKERS  # at most
-_MOST = 1.4  # times an even load, above which another group is formed
+_MOST_PARTITIONS = 4 * MOST_WORKERS
+_UNEVEN = 1.4  # times the load of an even layout, above which another group is formed
 
 Lists = list[list[int]]
 
@@ -101,7 +101,7 @@ def check_elastic(code: Code, fewest: int, partitions: int) -> None:
     """Raise :class:`~anyk.BadInput` for a code that cannot follow a fleet of ``fewest`` workers and more."""
     check_range("the smallest number of workers", fewest, 1, code.workers, ", the largest")
     # a typing error would fill the memory
-    check_range("partitions", partitions, code.workers, _PARTITIONS, ", at least one for each worker")
+    check_range("partitions", partitions, code.workers, _MOST_PARTITIONS, ", at least one for each worker")
     if isinstance(code, RepetitionCode) and code.shares:
         raise BadInput("shares belong to a fixed fleet; leave them out, or the range and partitions")
     if isinstance(code, FractionalRepetition) and code.stragglers is None:
@@ -130,44 +130,48 @@ def first_groups(code: Code, present: Collection[int], partitions: int) -> tuple
     """Return even groups of the workers that are present, and their blocks of partitions, as lists."""
     workers = sorted(present)
     groups = max(1, len(workers) // (_stragglers(code) + 1))
-    members = [[workers[i] for i in own] for own in cut_evenly(len(workers), groups)]
+    members = [[workers[i] for i in group] for group in cut_evenly(len(workers), groups)]
     return members, [list(block) for block in cut_evenly(partitions, groups)]
 
 
 def follow(code: Code, members: Lists, blocks: Lists, present: Collection[int], partitions: int) -> tuple[Lists, Lists]:
     """Return groups for the workers that are present now, from earlier groups, at little movement of data.
 
-    Nothing moves while each group has more than s members, the stragglers that the code tolerates. A group that has
-    too few takes a new worker, or a member of the largest group; without any it is dissolved, and its partitions and
-    members go to the smallest others. Another group is formed when there are workers for it and a worker's load is more
-    than 1.4 times the load of an even layout (immediately without redundancy, as a worker would have nothing to do).
+    With s the stragglers that the code tolerates, a group needs s + 1 members; while each has them, nothing moves. A
+    group that has too few takes a new worker, or a member of a group that has more than it needs. If there is neither,
+    the smallest group is dissolved, and its partitions and members go to the smallest others. Another group is formed
+    if there are workers for it, and a worker's load is more than 1.4 times that of an even layout; without redundancy
+    at any load, as a worker beyond the first of a group would repeat its work in vain.
 
     >>> follow(Uncoded(3), [[0], [1]], [[0, 1, 2], [3, 4, 5]], {0, 1, 2}, 6)
     ([[0], [1], [2]], [[0, 1], [3, 4], [2, 5]])
     >>> follow(Uncoded(3), [[0], [1], [2]], [[0, 1], [3, 4], [2, 5]], {0, 2}, 6)
     ([[0], [2]], [[0, 1, 3], [2, 5, 4]])
     """
-    size = _stragglers(code) + 1  # the fewest members of a group
-    members = [[worker for worker in own if worker in present] for own in members]
+    fewest = _stragglers(code) + 1  # members of a group
+    members = [[worker for worker in group if worker in present] for group in members]
     blocks = [list(block) for block in blocks]
-    free = _refill(members, blocks, sorted(set(present).difference(*members)), size)
+    free = _refill(members, blocks, sorted(set(present).difference(*members)), fewest)
     for worker in free:
         min(members, key=len).append(worker)
-    n, most = len(present), _MOST if size > 1 else 0.0
-    while len(members) < min(n // size, partitions) and max(map(len, blocks)) * n > most * size * partitions:
-        _add_group(members, blocks, size, partitions)
+    n, tolerable = len(present), _UNEVEN if fewest > 1 else 0.0  # an even load is fewest * partitions / n
+    while len(members) < min(n // fewest, partitions) and max(map(len, blocks)) * n > tolerable * fewest * partitions:
+        _add_group(members, blocks, fewest, partitions)
     return members, blocks
 
 
-def _refill(members: Lists, blocks: Lists, free: list[int], size: int) -> list[int]:
-    """Fill groups of fewer members than ``size``, or dissolve them; return the workers that are still free."""
-    while len(members) > 1 and len(smallest := min(members, key=len)) < size:
-        short = max((own for own in members if len(own) < size), key=len)
+def _refill(members: Lists, blocks: Lists, free: list[int], fewest: int) -> list[int]:
+    """Fill groups of fewer than ``fewest`` members, or dissolve them; return the workers that are still free.
+
+    The group that lacks least is filled first, and the one that lacks most is dissolved.
+    """
+    while len(members) > 1 and len(smallest := min(members, key=len)) < fewest:
+        fullest_of_short = max((group for group in members if len(group) < fewest), key=len)
         largest = max(members, key=len)
         if free:
-            short.append(free.pop(0))
-        elif len(largest) > size:
-            short.append(largest.pop())
+            fullest_of_short.append(free.pop(0))
+        elif len(largest) > fewest:
+            fullest_of_short.append(largest.pop())
         else:
             group = members.index(smallest)
             free = members.pop(group)
@@ -176,10 +180,10 @@ def _refill(members: Lists, blocks: Lists, free: list[int], size: int) -> list[i
     return free
 
 
-def _add_group(members: Lists, blocks: Lists, size: int, partitions: int) -> None:
-    """Form another group, of members and partitions of the largest others."""
+def _add_group(members: Lists, blocks: Lists, fewest: int, partitions: int) -> None:
+    """Form another group, of members and partitions of the largest others; of equal blocks, of those of its members."""
     donors, new = set(), []
-    for _ in range(size):
+    for _ in range(fewest):
         group = max(range(len(members)), key=lambda g: len(members[g]))
         donors.add(group)
         new.append(members[group].pop())

@@ -363,13 +363,13 @@ class LeastSquaresDecoder(SetDecoder):
             return True
         code = self._code
         encoding = code.encoding
-        at, end = encoding.indptr[worker], encoding.indptr[worker + 1]
-        columns = encoding.indices[at:end]
+        start, end = encoding.indptr[worker], encoding.indptr[worker + 1]
+        columns = encoding.indices[start:end]
         if self._missing:
             self._covered[columns] = True
             self._missing = code.partitions - int(np.count_nonzero(self._covered))
         if self._small:
-            self._grow(columns, encoding.data[at:end] / (code.norms[worker] or 1.0))
+            self._grow(columns, encoding.data[start:end] / (code.norms[worker] or 1.0))
         if self._missing:
             return False
         count = len(self._replied)

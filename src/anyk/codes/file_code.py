@@ -74,8 +74,8 @@ class FileCode(RegisteredCode, MatrixCode):
         no code of this load exceeds, at random.
         """
         matrix = self._read
-        whole = np.array_equal(np.round(matrix.data), matrix.data)
-        if whole or np.prod(matrix.shape) > _DENSE or (digits := _digits(matrix.data)) is None:
+        integral = np.array_equal(np.round(matrix.data), matrix.data)
+        if integral or np.prod(matrix.shape) > _DENSE or (digits := _digits(matrix.data)) is None:
             return
         holders = np.bincount(matrix.indices, minlength=self.partitions)
         random = np.random.default_rng(0)
@@ -140,10 +140,10 @@ def proven_stragglers(matrix: csr_array[Any]) -> int:
     _, block_of = connected_components(bmat([[None, matrix], [matrix.T, None]], format="csr"), directed=False)
     tried: set[bytes] = set()
     for block in np.unique(block_of[rows:]) if most else ():
-        part = matrix[np.flatnonzero(block_of[:rows] == block)][:, np.flatnonzero(block_of[rows:] == block)]
-        if np.prod(part.shape) > _DENSE:
+        submatrix = matrix[np.flatnonzero(block_of[:rows] == block)][:, np.flatnonzero(block_of[rows:] == block)]
+        if np.prod(submatrix.shape) > _DENSE:
             return 0
-        dense = part.toarray()
+        dense = submatrix.toarray()
         if dense.tobytes() not in tried:
             tried.add(dense.tobytes())
             most = _proven_in_block(dense, most)

@@ -116,14 +116,14 @@ class HeterogeneousCode(MatrixCode):
         p = np.clip(np.array(self.learned or self.probabilities), _LEAST, 1.0)
         odds = (1.0 - p) / p
         inverse = np.where(odds > 0, 1.0 / p, 0.0)
-        sums = np.array([odds[list(own)].sum() for own in self.allocation])
+        sums = np.array([odds[list(holders)].sum() for holders in self.allocation])
         return np.divide(1.0, sums, out=np.zeros_like(sums), where=sums > 0), inverse
 
     def _matrix(self) -> SparseMatrix:
         from scipy.sparse import csr_array
 
         c, inverse = self._coefficients
-        rows, columns = np.array([(i, j) for j, own in enumerate(self.allocation) for i in own]).T
+        rows, columns = np.array([(i, j) for j, holders in enumerate(self.allocation) for i in holders]).T
         return csr_array((c[columns] * inverse[rows], (rows, columns)), shape=(self.workers, self.partitions))
 
     def relearned(self, missed: Sequence[int], steps: int) -> HeterogeneousCode:
@@ -158,7 +158,7 @@ class HeterogeneousCode(MatrixCode):
 
 def _exchanged(holders: list[list[int]], odds: Floats) -> list[list[int]]:
     """Return holders after a holder of the partition with least odds has repeatedly changed places with another."""
-    worker, of = np.array([(i, j) for j, own in enumerate(holders) for i in own]).T.copy()
+    worker, of = np.array([(i, j) for j, workers in enumerate(holders) for i in workers]).T.copy()
     total = np.bincount(of, weights=odds[worker], minlength=len(holders))
     holds = np.zeros((len(odds), len(holders)), dtype=bool)
     holds[worker, of] = True

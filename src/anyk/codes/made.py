@@ -34,8 +34,8 @@ def frozen(value: T) -> T:
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     elif isinstance(value, tuple):
-        for part in value:
-            frozen(part)
+        for element in value:
+            frozen(element)
     elif hasattr(value, "indptr"):
         matrix: Any = value
         matrix.sum_duplicates()  # SciPy would do it in place for the next sum
@@ -101,8 +101,10 @@ def check_code(code: Code) -> None:
     if not isinstance(rows, Sized):
         raise BadInput(f"rows must be a sequence, got {rows!r}")
     if len(rows) != code.replies:
-        each = f"{code.messages} message{'s' * (code.messages != 1)} each"
-        raise BadInput(f"the code has {len(rows)} rows; {code.workers} workers with {each} need {code.replies}")
+        messages_each = f"{code.messages} message{'s' * (code.messages != 1)} each"
+        raise BadInput(
+            f"the code has {len(rows)} rows; {code.workers} workers with {messages_each} need {code.replies}"
+        )
     for i, row in enumerate(rows):
         _check_row(i, row, code.partitions, code.blocks)
     code._check_encoding()
@@ -116,28 +118,28 @@ def _is_whole(value: object) -> bool:
 
 def _check_row(i: int, row: Any, partitions: int, blocks: int) -> None:
     try:
-        own, coefficients = row
-        sizes = len(own), len(coefficients)
+        own_partitions, coefficients = row
+        sizes = len(own_partitions), len(coefficients)
     except (TypeError, ValueError):
         raise BadInput(f"row {i} must be (partitions, coefficients), got {row!r}") from None
-    for j in own:
+    for j in own_partitions:
         if not _is_whole(j):
             raise BadInput(f"row {i} holds partition {j!r}, which is not a whole number")
         check_range(f"a partition of row {i}", j, 0, partitions - 1)
-    numbers = list(map(operator.index, own))
+    numbers = list(map(operator.index, own_partitions))
     if len(set(numbers)) < len(numbers):
         twice = next(j for j in numbers if numbers.count(j) > 1)
         raise BadInput(f"row {i} holds partition {twice} twice; add its coefficients up")
     if sizes[1] != sizes[0] * blocks:
-        each = f"{blocks} (blocks={blocks})" if blocks > 1 else "one"
+        expected = f"{blocks} (blocks={blocks})" if blocks > 1 else "one"
         raise BadInput(
-            f"the number of row {i}'s coefficients must be {sizes[0] * blocks}, {each} for each of its partitions, "
+            f"the number of row {i}'s coefficients must be {sizes[0] * blocks}, {expected} for each of its partitions, "
             f"got {sizes[1]}"
         )
     for value in coefficients:
         if not isinstance(value, Real) or not isfinite(value):
-            shown = value if isinstance(value, Number) else repr(value)
-            raise BadInput(f"row {i} has coefficient {shown}; they must be finite numbers")
+            value_text = value if isinstance(value, Number) else repr(value)
+            raise BadInput(f"row {i} has coefficient {value_text}; they must be finite numbers")
 
 
 def valid_matrix(matrix: Any, shape: tuple[int, int]) -> SparseMatrix:

@@ -110,11 +110,11 @@ class CyclicMDS(WindowCode):
     @fixed_property
     def _null(self) -> Floats:
         """Left null space with columns of norm 1, shape (n, stragglers)."""
-        at = np.arange(self.workers)[:, None]
+        row_numbers = np.arange(self.workers)[:, None]
         upper = self.angles[self.angles < np.pi - 1e-9]
-        parts = [np.cos(at * upper), np.sin(at * upper)]
+        parts = [np.cos(row_numbers * upper), np.sin(row_numbers * upper)]
         if self.tolerates % 2:
-            parts.append(np.cos(at * np.pi))
+            parts.append(np.cos(row_numbers * np.pi))
         null = np.concatenate(parts, axis=1)
         return np.asarray(null / np.linalg.norm(null, axis=0))
 

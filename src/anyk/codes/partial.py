@@ -88,8 +88,8 @@ class PartialStragglers(Code):
         rows: list[Row] = []
         w = self.private
         for worker, (partitions, coefficients) in enumerate(self.code.rows):
-            own = tuple(range(worker * w, (worker + 1) * w))
-            rows += [(own, (1.0,) * w), (tuple(self.workers * w + j for j in partitions), coefficients)]
+            own_partitions = tuple(range(worker * w, (worker + 1) * w))
+            rows += [(own_partitions, (1.0,) * w), (tuple(self.workers * w + j for j in partitions), coefficients)]
         return tuple(rows)
 
     def finish_times(self, arrivals: ArrayLike) -> Floats:
@@ -116,8 +116,8 @@ class _TwoPartDecoder(SetDecoder):
         self._missing = code.workers  # first messages
 
     def _may_suffice(self) -> bool:
-        worker, part = divmod(self._replied[-1], 2)
-        if part:
+        worker, half = divmod(self._replied[-1], 2)
+        if half:
             self._inner.add(worker)
         else:
             self._missing -= 1

@@ -79,9 +79,9 @@ class ProgressCode(Code):
         assignment = Code.assignment.func(self)  # by the rows, whatever the class defines
         if len(self.orders) != len(assignment):
             raise BadInput(f"orders must be one for each of {len(assignment)} workers, got {len(self.orders)}")
-        for i, (order, own) in enumerate(zip(self.orders, assignment, strict=True)):
-            if sorted(order) != sorted(own):
-                raise BadInput(f"orders[{i}] must list the partitions of worker {i}, {own}, got {order}")
+        for i, (order, partitions) in enumerate(zip(self.orders, assignment, strict=True)):
+            if sorted(order) != sorted(partitions):
+                raise BadInput(f"orders[{i}] must list the partitions of worker {i}, {partitions}, got {order}")
 
     @abstractmethod
     def watch(self) -> ProgressWatch:
@@ -288,8 +288,8 @@ class ChunkOrderCode(RegisteredCode, ProgressCode):
     def ready_times(self, seconds: Floats, each: Floats) -> Floats:
         """Return when the last partition is finished by the first of its holders, shape (rounds,)."""
         first = np.full(seconds.shape, np.inf)
-        for place, columns in enumerate(np.array(self.orders).T):  # each partition once at each position
-            first[:, columns] = np.minimum(first[:, columns], seconds - (self.load - 1 - place) * each)
+        for position, columns in enumerate(np.array(self.orders).T):  # each partition once at each position
+            first[:, columns] = np.minimum(first[:, columns], seconds - (self.load - 1 - position) * each)
         return np.asarray(first.max(axis=1))
 
     def _solve(self, replies: Indices) -> Floats:
@@ -325,9 +325,9 @@ class _CoverWatch(ProgressWatch):
         asks = []
         while remaining:
             worker = max(finished, key=lambda i: (len(finished[i] & remaining), -i))
-            own = tuple(sorted(finished[worker] & remaining))
+            useful = tuple(sorted(finished[worker] & remaining))
             remaining -= finished[worker]
-            asks.append(Ask(worker, own, (1.0,) * len(own), 1.0))
+            asks.append(Ask(worker, useful, (1.0,) * len(useful), 1.0))
         return sorted(asks)
 
     @property

@@ -91,12 +91,12 @@ def _worst_of(code: Code, sets: Indices, bounds: Floats, decode_without: Callabl
     """Return the set with the largest residual; ``bounds``: of each set's error, shape (sets,)."""
     worst: Found | None = None
     order = np.argsort(-bounds.round(_DIGITS), kind="stable")
-    for at in order[:_DECODED].tolist():
-        if worst and bounds[at] <= code.partitions * worst[1].residual ** 2 + 10.0**-_DIGITS:
+    for index in order[:_DECODED].tolist():
+        if worst and bounds[index] <= code.partitions * worst[1].residual ** 2 + 10.0**-_DIGITS:
             break
-        decoding = decode_without(sets[at])
+        decoding = decode_without(sets[index])
         if not worst or decoding.residual > worst[1].residual:
-            worst = tuple(sets[at].tolist()), decoding
+            worst = tuple(sets[index].tolist()), decoding
     assert worst
     return worst
 

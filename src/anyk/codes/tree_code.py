@@ -114,15 +114,15 @@ class TreeCode(RegisteredCode):
     @fixed_property
     def shares(self) -> tuple[NodeShare, ...]:
         """NodeShare of each worker."""
-        own = (self.stragglers + 1) ** self.depth
+        copies = (self.stragglers + 1) ** self.depth
         shares: list[NodeShare] = []
         handed: dict[int, list[tuple[int, float]]] = {ROOT: [(j, 1.0) for j in range(self.partitions)]}
         for node in range(ROOT, self.workers):
             items, below = handed.pop(node), self.children_of(node)
             if node != ROOT:
-                partitions, coefficients = zip(*items[:own], strict=True)
+                partitions, coefficients = zip(*items[:copies], strict=True)
                 shares.append(NodeShare(partitions, coefficients, tuple(below)))
-                del items[:own]
+                del items[:copies]
             size = len(items) // self._c
             for child, (blocks, factors) in zip(below, self.code.rows if below else (), strict=True):
                 handed[child] = [
@@ -159,12 +159,12 @@ class TreeCode(RegisteredCode):
 
     def _solve(self, replies: Indices) -> Floats:
         """Return products of weights along the tree; least squares if the tree does not decode."""
-        here = set(replies.tolist())
+        replied = set(replies.tolist())
         ready: dict[int, dict[int, float]] = {}  # the weights below each node whose message is decodable
         for node in reversed(range(ROOT, self.workers)):
             below = [child for child in self.children_of(node) if child in ready]
             weights_below = self.weights_below(node, below) if self.children_of(node) else {}
-            if weights_below is not None and (node in here or node == ROOT):
+            if weights_below is not None and (node in replied or node == ROOT):
                 ready[node] = weights_below
         if ROOT not in ready:
             return super()._solve(replies)

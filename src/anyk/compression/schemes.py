@@ -31,7 +31,7 @@ Key = tuple[int, str]  # seed and purpose of the draw
 
 def _words(*parts: Array) -> Payload:
     """Return consecutive arrays as bytes, filled up to complete words."""
-    raw = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
+    raw = b"".join(np.ascontiguousarray(array).tobytes() for array in parts)
     return np.frombuffer(raw + bytes(-len(raw) % 8), dtype=np.uint8)
 
 

@@ -26,7 +26,7 @@ from anyk.delays.models import (
     fit,
 )
 from anyk.delays.time_tables import interpreted, read_arrays, read_times
-from anyk.delays.trace import Table, Trace
+from anyk.delays.trace import TableDelays, Trace
 
 registry: Registry[DelayModel] = Registry("delay model")
 for _model in (
@@ -107,7 +107,7 @@ def _link(
 
 def resolve_paths(spec: str) -> str:
     """Return the spec of a delay model or of communication with absolute paths, so that it is valid in any folder."""
-    return with_files(spec, absolute, registry, _links)
+    return str(with_files(spec, absolute, registry, _links))
 
 
 def communication(spec: str | DelayModel | Communication) -> Communication:
@@ -146,7 +146,7 @@ __all__ = [
     "ScipyLaw",
     "SecondsOrZero",
     "ShiftedExponential",
-    "Table",
+    "TableDelays",
     "TimeTable",
     "Trace",
     "Traffic",

@@ -185,12 +185,12 @@ class Named:
     def __bool__(self) -> bool:
         return self != Named()
 
-    def places(self, names: Sequence[str], given: str | None, option: str) -> list[int]:
+    def places(self, names: Sequence[str], requested: str | None, option: str) -> list[int]:
         """Return the places of the columns that the user named; raise BadInput for one that does not exist."""
-        if given is None:
+        if requested is None:
             return []
         places = []
-        for name in [given] if given in names else [piece.strip() for piece in given.split(",")]:
+        for name in [requested] if requested in names else [piece.strip() for piece in requested.split(",")]:
             exact = [i for i, candidate in enumerate(names) if candidate == name]
             matching = exact or [i for i, candidate in enumerate(names) if candidate.strip().lower() == name.lower()]
             if len(matching) != 1:

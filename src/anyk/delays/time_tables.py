@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.base.arrays import Floats
 from anyk.base.errors import BadInput
 from anyk.delays.base import MOST
 from anyk.delays.column_meanings import Named, Roles, names_rounds, names_workers, seconds_rank
@@ -107,17 +108,10 @@ def _from_npz(file: Path, allowed: Limit) -> TimeTable:
     with np.errstate(all="ignore"):  # values that do not fit become infinite, which is refused
         times = arrays["seconds"].astype(float)
     remarks: tuple[str, ...] = ()
-    if times.ndim == 2 and times.shape[1] > 1 and len(times) > 2 and is_row_number(times[:, 0]):
+    if _begins_with_row_numbers(times):
         times, censored = times[:, 1:], None if censored is None else censored[:, 1:]
         remarks = ("row numbers in the first column left out",)
-    workers: Names = ()
-    if labels is not None:
-        if times.ndim != 2 or labels.shape != times.shape[1:] or labels.dtype.kind not in "iuU":
-            raise BadInput(
-                f"'workers' in '{shown(file)}' must be a name or number for each column of 'seconds', got "
-                f"{labels.dtype} of shape {labels.shape}"
-            )
-        workers = tuple(labels.tolist())
+    workers = () if labels is None else _workers_in(file, labels, times)
     if unused:
         remarks += (f"{listed(unused)} not used",)
     return TimeTable(
@@ -127,6 +121,20 @@ def _from_npz(file: Path, allowed: Limit) -> TimeTable:
         remarks=remarks,
         workers=workers,
     )
+
+
+def _begins_with_row_numbers(times: Floats) -> bool:
+    return times.ndim == 2 and times.shape[1] > 1 and len(times) > 2 and is_row_number(times[:, 0])
+
+
+def _workers_in(file: Path, labels: NDArray[Any], times: Floats) -> Names:
+    """Return the names in the array ``workers``; raise BadInput if they are not one for each column of times."""
+    if times.ndim != 2 or labels.shape != times.shape[1:] or labels.dtype.kind not in "iuU":
+        raise BadInput(
+            f"'workers' in '{shown(file)}' must be a name or number for each column of 'seconds', got "
+            f"{labels.dtype} of shape {labels.shape}"
+        )
+    return tuple(labels.tolist())
 
 
 def _load_in(file: Path, load: NDArray[Any]) -> float:

@@ -56,10 +56,10 @@ class _Rows(DelayModel):
 
 
 @dataclass(frozen=True, eq=False)
-class Table(_Rows):
+class TableDelays(_Rows):
     """Delays from a table in memory, seconds, rounds x workers: draw t of worker i is row t mod rounds, column i.
 
-    >>> Table(np.array([[1.0, 2.0]])).draws(seed=0, worker=1, start=0, count=2).tolist()
+    >>> TableDelays(np.array([[1.0, 2.0]])).draws(seed=0, worker=1, start=0, count=2).tolist()
     [2.0, 2.0]
     """
 

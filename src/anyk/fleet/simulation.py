@@ -13,7 +13,7 @@ from anyk.base.arrays import Floats
 from anyk.base.checks import typed
 from anyk.base.errors import BadInput
 from anyk.clusters import Simulated
-from anyk.delays import Communication, DelayModel, Table
+from anyk.delays import Communication, DelayModel, TableDelays
 from anyk.protocol import Pace, Strategy
 from anyk.runs import Driver, RunLog, session
 from anyk.runs.api import finished_works, mean_update, works
@@ -25,7 +25,7 @@ _BATCHES = 20  # of updates, whose means give the standard error
 def drive(strategy: Strategy, cluster: Simulated, steps: int, log: RunLog | None = None) -> tuple[list[float], Any]:
     """Run a strategy on a virtual clock; return 0 and the time of each step, in seconds, and the last state."""
     times = [0.0]
-    driver = Driver(strategy, cluster, log=log, steps=steps, on_step=lambda driver: times.append(driver.time))
+    driver = Driver(strategy, cluster, log=log, steps=steps, on_step=lambda record: times.append(record.update.time))
     with session(driver):
         driver.run()
     return times, driver.running.state
@@ -136,7 +136,7 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
         raise BadInput(
             f"{jobs} jobs of '{strategy.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
         )
-    cluster = Simulated(planned.layout.workers, delays=Table(table[:rounds], by="round"))
+    cluster = Simulated(planned.layout.workers, delays=TableDelays(table[:rounds], by="round"))
     times, state = drive(planned, cluster, jobs)
     if facts.round_seconds is None:
         return np.diff(times), jobs

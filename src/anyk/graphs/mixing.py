@@ -146,7 +146,7 @@ def graph(spec: str, *, workers: int) -> Mixing:
 
 def resolve_paths(spec: str) -> str:
     """Return a graph's spec that is valid in any folder: files have absolute paths."""
-    return with_files(spec, absolute, registry)
+    return str(with_files(spec, absolute, registry))
 
 
 def edges_of(spec: str, *, workers: int) -> list[tuple[int, int]]:

@@ -142,10 +142,10 @@ class _Pieces(NamedTuple):
         sizes = sizes[filled]
         return cls(np.cumsum(sizes) - sizes, sizes, unused[filled])
 
-    def within(self, part: slice) -> _Pieces:
+    def within(self, span: slice) -> _Pieces:
         """Return the pieces of a part of the vector."""
-        starts = np.maximum(self.starts, part.start)
-        ends = np.minimum(self.starts + self.sizes, part.stop)
+        starts = np.maximum(self.starts, span.start)
+        ends = np.minimum(self.starts + self.sizes, span.stop)
         return self.of(np.maximum(ends - starts, 0), self.unused)
 
     def at_rest(self, gradient: Vector) -> Flags | None:
@@ -155,8 +155,8 @@ class _Pieces(NamedTuple):
             return None
         zero = gradient == 0.0
         marked = np.logical_and.reduceat(np.signbit(gradient), self.starts)
-        rest = np.logical_and.reduceat(zero, self.starts) & (marked | self.unused)
-        return np.repeat(rest, self.sizes) if rest.any() else None
+        resting = np.logical_and.reduceat(zero, self.starts) & (marked | self.unused)
+        return np.repeat(resting, self.sizes) if resting.any() else None
 
 
 @dataclass(frozen=True)
@@ -234,10 +234,13 @@ class Optimizer(ABC):
         """Return the model after step ``t`` (from 0), in ``out`` if given; only ``gradient`` may be overwritten."""
 
     @contextmanager
-    def stepping(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
+    def stepping(
+        self, w: Vector, state: State, t: int, scale: float, out: Vector, offset: int = 0
+    ) -> Iterator[Stepper | None]:
         """Yield a function of (slice, gradient there) that steps the slice, or None if only a whole model can step.
 
-        Several threads call it, once for each part. The arguments are as in :meth:`step`.
+        Several threads call it, once for each part. The arguments are as in :meth:`step`; ``w``, ``state`` and ``out``
+        may be those of a part of the model, which begins at the coordinate ``offset``.
         """
         if not vars(type(self)).get("by_coordinate", False):
             yield None
@@ -245,17 +248,18 @@ class Optimizer(ABC):
 
         def step(coordinates: slice, gradient: Vector) -> None:
             slice_state = {name: vector[coordinates] for name, vector in state.items()}
-            self._of_part(coordinates).step(w[coordinates], gradient, slice_state, t, scale, out=out[coordinates])
+            of_part = self._of_part(slice(offset + coordinates.start, offset + coordinates.stop))
+            of_part.step(w[coordinates], gradient, slice_state, t, scale, out=out[coordinates])
 
         yield step
 
-    def _of_part(self, part: slice) -> Optimizer:
+    def _of_part(self, span: slice) -> Optimizer:
         """Return the optimiser of a part of the coordinates."""
         if self._pieces is None:
             return self
-        own = copy.copy(self)
-        object.__setattr__(own, "_pieces", self._pieces.within(part))
-        return own
+        twin = copy.copy(self)
+        object.__setattr__(twin, "_pieces", self._pieces.within(span))
+        return twin
 
     def _lr(self, t: int, scale: float) -> float:
         return self.rate.at(t) * scale
@@ -294,7 +298,7 @@ class _Resting(Optimizer):
         if not getattr(problem, "marks_unused", False):
             return self
         sizes = [math.prod(shape) for shape in problem.shapes]
-        unused = [place in getattr(problem, "unused_parameters", ()) for place in range(len(sizes))]
+        unused = [index in getattr(problem, "unused_parameters", ()) for index in range(len(sizes))]
         fitted = copy.copy(self)
         object.__setattr__(fitted, "_pieces", _Pieces.of(np.array(sizes), np.array(unused)))
         return fitted
@@ -302,14 +306,14 @@ class _Resting(Optimizer):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        rest = None if self._pieces is None else self._pieces.at_rest(gradient)
-        if rest is None:
+        resting = None if self._pieces is None else self._pieces.at_rest(gradient)
+        if resting is None:
             return self._step(w, gradient, state, t, scale, out)
-        kept = {name: vector[rest] for name, vector in state.items()}
+        resting_state = {name: vector[resting] for name, vector in state.items()}
         out = self._step(w, gradient, state, t, scale, out)
-        out[rest] = w[rest]
-        for name, numbers in kept.items():
-            state[name][rest] = numbers
+        out[resting] = w[resting]
+        for name, numbers in resting_state.items():
+            state[name][resting] = numbers
         return out
 
     @abstractmethod
@@ -498,8 +502,8 @@ def optimizer(spec: str, *, lr: float | str | Schedule | None = None) -> Optimiz
     """
     if spec == STEPPED:
         raise BadInput(
-            "the steps were taken by the user's loop (anyk.rounds, anyk.torch.Optimizer): continue with its script, "
-            "with go_on=True, or give an optimizer"
+            "the steps were taken by the user's loop (anyk.rounds, anyk.torch.ClusterOptimizer): continue with its "
+            "script, with go_on=True, or give an optimizer"
         )
     plain, rate = split_rate(spec, lr)
     if rate is None:

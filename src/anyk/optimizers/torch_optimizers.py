@@ -178,11 +178,13 @@ class TorchOptimizer(Optimizer):
         return out
 
     @contextmanager
-    def stepping(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
+    def stepping(
+        self, w: Vector, state: State, t: int, scale: float, out: Vector, offset: int = 0
+    ) -> Iterator[Stepper | None]:
         import torch
 
         threads = torch.get_num_threads()
-        with self._stepper(w, state, t, scale, out) as step:
+        with self._stepper(w, state, t, scale, out, offset) as step:
             if step is not None:
                 torch.set_num_threads(1)  # in the threads that will call it, too
             try:
@@ -191,7 +193,9 @@ class TorchOptimizer(Optimizer):
                 torch.set_num_threads(threads)
 
     @contextmanager
-    def _stepper(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
+    def _stepper(
+        self, w: Vector, state: State, t: int, scale: float, out: Vector, offset: int
+    ) -> Iterator[Stepper | None]:
         import torch
 
         if type(self) is not TorchOptimizer or self._class not in [getattr(torch.optim, name) for name in _BY_NUMBER]:
@@ -199,39 +203,53 @@ class TorchOptimizer(Optimizer):
             return
         groups = list(map(hyperparameters, self.made_small(self.rate.at(t)).param_groups))
         self._schedule_groups(groups, t, state.get(EVALUATIONS, np.empty(0)), scale)
-        first = len(state) == (EVALUATIONS in state)
-        if first and (self._class is not torch.optim.SGD or any(group["momentum"] for group in groups)):
-            state |= self._unfilled(w, groups)
-        sizes = [w.size] if self.shapes is None else list(map(prod, self.shapes))
+        sizes = [offset + w.size] if self.shapes is None else list(map(prod, self.shapes))
+        starts = np.cumsum([0, *sizes]) - offset
+        ends = np.clip(starts, 0, w.size)
+        fresh: list[int] = []
+        if self._class is not torch.optim.SGD or any(group["momentum"] for group in groups):
+            known = {key.partition(".")[0] for key in state}
+            stepped = range(len(sizes)) if self._groups is None else self._groups.places
+            lengths = np.diff(ends)
+            empty = [not size and 0 <= start <= w.size for size, start in zip(sizes, starts, strict=False)]
+            here = [parameter for parameter in stepped if lengths[parameter] or empty[parameter]]
+            fresh = [parameter for parameter in here if str(parameter) not in known]
+            state |= self._unfilled(w, groups, {parameter: int(lengths[parameter]) for parameter in fresh})
         stepper = SliceStepper(
             lambda pieces, parameters: self._make_with(pieces, groups, parameters),
             w=w,
             out=out,
             state=state,
-            first=first,
-            ends=np.cumsum([0, *sizes]).tolist(),
+            fresh=fresh,
+            ends=ends.tolist(),
             unused=self.unused,
         )
-        stepped = range(len(sizes)) if self._groups is None else self._groups.places
-        if stepper.arrays and any(parameter not in stepper.arrays for parameter in stepped):
-            yield None  # parameters that had no gradient so far have no state yet
-            return
         yield stepper.step
-        if first:
-            stepper.drop_skipped()
+        stepper.drop_skipped()
 
-    def _unfilled(self, w: Vector, groups: Groups) -> State:
-        """Return the state after a first step of a tiny model, with uninitialised vectors of the model's own shapes."""
+    def _unfilled(self, w: Vector, groups: Groups, lengths: dict[int, int]) -> State:
+        """Return the state of parameters after a first step of a tiny model, with uninitialised vectors.
+
+        ``lengths``: the number of coordinates of each parameter that lie in ``w``; whole parameters' vectors have their
+        shapes.
+        """
         import torch
 
-        shapes = [(w.size,)] if self.shapes is None else self.shapes
+        if not lengths:
+            return {}
+        parameters = list(lengths)
+        shapes: list[tuple[int, ...]] = [(length,) for length in lengths.values()]
+        if self.shapes is not None:
+            own = [self.shapes[parameter] for parameter in parameters]
+            shapes = [shape if prod(shape) == size else (size,) for shape, (size,) in zip(own, shapes, strict=True)]
         small = _tiny(shapes, torch.from_numpy(w[:0]).dtype)
-        optimizer = self._make_with(small, groups)
+        optimizer = self._make_with(small, groups, parameters)
         optimizer.step()
-        state = take_state(optimizer, small)
-        for key, array in state.items():
-            if ":" not in key:
-                state[key] = np.empty(shapes[int(key.partition(".")[0])], dtype=array.dtype)
+        state: State = {}
+        for key, array in take_state(optimizer, small).items():
+            number, _, name = key.partition(".")
+            unfilled = array if ":" in name else np.empty(shapes[int(number)], dtype=array.dtype)
+            state[f"{parameters[int(number)]}.{name}"] = unfilled
         return state
 
     def _schedule_groups(self, groups: Groups, t: int, evaluations: object, scale: float) -> None:

@@ -26,8 +26,8 @@ class SliceStepper:
     """Steps slices of the model ``w`` into ``out``, each by an optimiser of the pieces of parameters that lie in it.
 
     ``make``: makes this optimiser from the pieces and the indices of their parameters. ``state``: of the whole model;
-    in the first step (``first``) its arrays have no content yet. ``ends``: the coordinate at which each parameter
-    starts, and the length of the model. ``unused``: the parameters that may lack a gradient.
+    the arrays of parameters that have not been stepped before (``fresh``) have no content yet. ``ends``: the coordinate
+    at which each parameter starts, and the length of the model. ``unused``: the parameters that may lack a gradient.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class SliceStepper:
         w: Vector,
         out: Vector,
         state: State,
-        first: bool,
+        fresh: Collection[int],
         ends: Sequence[int],
         unused: Collection[int],
     ) -> None:
@@ -45,7 +45,7 @@ class SliceStepper:
 
         self._tensor_of = from_numpy
         self._make, self._w, self._out, self._state = make, w, out, state
-        self._first, self._ends, self._unused = first, ends, unused
+        self._fresh, self._ends, self._unused = frozenset(fresh), ends, unused
         self.skipped: set[int] = set()  # parameters that had no gradient
         self.arrays: dict[int, dict[str, Vector]] = defaultdict(dict)  # of the state, by parameter and name
         for key, array in state.items():
@@ -61,7 +61,10 @@ class SliceStepper:
         if not pieces:
             return
         optimizer = self._make(pieces, parameters)
-        if not self._first:
+        if self._fresh:
+            keys = [key for key in state if parameters[int(key.partition(".")[0])] not in self._fresh]
+            give_state(optimizer, pieces, {key: state[key] for key in keys})
+        else:
             give_state(optimizer, pieces, state)
         optimizer.step()
         for key, array in take_state(optimizer, pieces).items():
@@ -72,8 +75,9 @@ class SliceStepper:
                 state[key][:] = array
 
     def drop_skipped(self) -> None:
-        """Drop the state of parameters that had no gradient."""
-        for key in [key for key in self._state if key.partition(".")[0] in map(str, self.skipped)]:
+        """Drop the state of parameters that have not had a gradient yet."""
+        never = {str(parameter) for parameter in self.skipped & self._fresh}
+        for key in [key for key in self._state if key.partition(".")[0] in never]:
             del self._state[key]
 
     def _pieces_in(self, start: int, stop: int, gradient: Vector) -> _Pieces:

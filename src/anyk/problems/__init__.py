@@ -16,6 +16,7 @@ from anyk.problems.base import (
     Index,
     Partitions,
     Problem,
+    Recipe,
     Tell,
     data_digest,
     ensure_problem,
@@ -63,9 +64,9 @@ def _linear(data: Dataset | ShardedData, *, standardize: bool | None = None) -> 
     if not (standardize and data.encoding.categorical.any()):
         return partial(kind, intercept=data.intercept, standardize=standardize, classes=classes)
 
-    def make(X: Any, y: Any, *, l2: float, **rest: Any) -> LinearProblem:
+    def make(X: Any, y: Any, *, l2: float, **options: Any) -> LinearProblem:
         scaling = Scaling.standard(X, categories=data.encoding.categorical, ridge=checked_l2(l2) / kind.curvature)
-        return kind(X, y, l2=l2, intercept=data.intercept, scaling=scaling, classes=classes, **rest)
+        return kind(X, y, l2=l2, intercept=data.intercept, scaling=scaling, classes=classes, **options)
 
     return make
 
@@ -78,10 +79,10 @@ def _two_layer(data: Dataset | ShardedData, *, hidden: int = 32, seed: int = 0) 
     if data.task == "regression":
         raise BadInput("model 'two-layer' is for classes, and this data has numbers to predict; use linear")
 
-    def make(X: Any, y: Any, *, y_test: Any = None, **rest: Any) -> TwoLayerNetwork:
+    def make(X: Any, y: Any, *, y_test: Any = None, **options: Any) -> TwoLayerNetwork:
         classes = np.unique(y)  # a two-class data set may name its classes -1 and 1
         test = None if y_test is None else np.searchsorted(classes, y_test)
-        network = TwoLayerNetwork(X, np.searchsorted(classes, y), y_test=test, hidden=hidden, seed=seed, **rest)
+        network = TwoLayerNetwork(X, np.searchsorted(classes, y), y_test=test, hidden=hidden, seed=seed, **options)
         network.labels = tuple(label for i, label in enumerate(data.labels) if data.task == "binary" or i in classes)
         return network
 
@@ -121,13 +122,7 @@ def from_data(
         raise BadInput(f"shards are named by files=…, got the file '{file}'")
     if spec is not None and split is not None:
         raise BadInput(f"split={split} needs rows in memory, and shards stay in their files; leave it out")
-    options = {
-        "file": None if file is None else absolute(str(file)),
-        "l2": None if l2 is None else float(l2),
-        "model": None if model == "linear" else model,
-        "split": split,
-    }
-    recipe = {"data": spec or data} | {name: value for name, value in options.items() if value is not None}
+    recipe = _recipe_of(spec or data, file=file, l2=l2, model=model, split=split)
     dataset: Any
     if spec is None:
         dataset = load(data, file=file, progress=progress)
@@ -153,6 +148,17 @@ def from_data(
     return problem
 
 
+def _recipe_of(data: str, *, file: str | Path | None, l2: float | None, model: str, split: str | None) -> Recipe:
+    """Return the arguments of :func:`from_data` that are not the defaults."""
+    options = {
+        "file": None if file is None else absolute(str(file)),
+        "l2": None if l2 is None else float(l2),
+        "model": None if model == "linear" else model,
+        "split": split,
+    }
+    return {"data": data} | {name: value for name, value in options.items() if value is not None}
+
+
 def from_function(name: str) -> Problem:
     """Return the problem that a function without arguments makes: ``file.py:function`` or ``module:function``.
 
@@ -165,19 +171,19 @@ def from_function(name: str) -> Problem:
     Traceback (most recent call last):
     anyk.base.errors.BadInput: no file 'nowhere.py' for the problem 'nowhere.py:make_problem'
     """
-    make, whole = function_named(name, "problem")
+    make, full_name = function_named(name, "problem")
     with explaining(f"'{name}' failed"):
         problem = make()
     if missing := missing_members(problem):
         raise BadInput(f"'{name}' gave {type(problem).__name__}, which is not a problem: it has no {missing[0]}")
-    problem.recipe = lambda: {"problem": whole}
+    problem.recipe = lambda: {"problem": full_name}
     return cast(Problem, problem)
 
 
 def from_recipe(recipe: dict[str, Any]) -> Problem:
     """Return the problem that has this ``recipe()``."""
     if set(recipe) == {"many"}:
-        return ManyProblems([from_recipe(part) for part in recipe["many"]])
+        return ManyProblems([from_recipe(inner) for inner in recipe["many"]])
     if set(recipe) == {"problem"}:
         return from_function(recipe["problem"])
     if "data" not in recipe or not set(recipe) <= {"data", "file", "l2", "model", "split"}:

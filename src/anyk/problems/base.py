@@ -183,7 +183,7 @@ class ProblemAbilities:
       (:class:`~anyk.problems.values.Values`). ``with_values(leaves)``: returns the problem with other values, with
       which it is evaluated; None: it has no values.
     - ``watch_code()``: returns an object that notices if a user's code computes something else than at the start
-      (:class:`~anyk.problems.watch.Watch`); None: no user's code computes. ``check_unchanged(begins=…)``: raises
+      (:class:`~anyk.problems.watch.CodeWatch`); None: no user's code computes. ``check_unchanged(begins=…)``: raises
       :class:`~anyk.BadInput` if something of which the problem has copies has changed since it was made, and
       returns sentences on what may differ; ``begins``: whether the run begins with the problem's initial model.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
@@ -316,12 +316,12 @@ def ensure_problem(problem: object) -> None:
     if isinstance(problem, type) or missing:
         which = f", which has no {missing[0]}" if missing else ""
         plain = isinstance(problem, str | int | float | None)
-        text = repr(problem) if plain else f"a {type(problem).__name__}{which}"
+        description = repr(problem) if plain else f"a {type(problem).__name__}{which}"
         if missing and hasattr(problem, "shape"):
-            text = (
+            description = (
                 f"data ({type(problem).__name__} of shape {tuple(problem.shape)}); make a problem of it and its targets"
             )
-        raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {text}")
+        raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {description}")
 
 
 def penalty_of(problem: Problem) -> float | Vector:
@@ -363,9 +363,9 @@ def data_digest(problem: Problem) -> str | None:
     >>> data_digest(a) == data_digest(a), data_digest(a) == data_digest(b)
     (True, False)
     """
-    own = abilities_of(problem).digest
-    if own is not None:
-        return own()
+    digest = abilities_of(problem).digest
+    if digest is not None:
+        return digest()
     try:
         if problem not in _KNOWN:
             _KNOWN[problem] = digest_of(problem)
@@ -380,30 +380,30 @@ def digest_of(*parts: Any) -> str | None:
     Arrays (of NumPy, SciPy, PyTorch or JAX) are found in lists, tuples and dictionaries, and in other objects among the
     attributes or in a tuple there. Whatever else objects contain may change while they are used.
     """
-    digest, place = hashlib.blake2b(digest_size=16), None
-    for place, array in _arrays(parts, ""):
-        digest.update(f"{place}{array.dtype.str}{array.shape}".encode())
+    digest, path = hashlib.blake2b(digest_size=16), None
+    for path, array in _arrays(parts, ""):
+        digest.update(f"{path}{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return None if place is None else digest.hexdigest()
+    return None if path is None else digest.hexdigest()
 
 
-def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
+def _arrays(value: object, path: str) -> Iterator[tuple[str, Array]]:
     array = _array(value)
     if array is not None:
-        yield place, array
+        yield path, array
     elif is_sparse(value):
         for name in ("data", "indices", "indptr"):
-            yield f"{place}/{name}", getattr(value, name)
+            yield f"{path}/{name}", getattr(value, name)
     elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _arrays(part, f"{place}/{key}")
+        for key, element in value.items():
+            yield from _arrays(element, f"{path}/{key}")
     elif isinstance(value, (list, tuple)):
-        for number, part in enumerate(value):
-            yield from _arrays(part, f"{place}/{number}")
+        for number, element in enumerate(value):
+            yield from _arrays(element, f"{path}/{number}")
     else:
-        for name, part in sorted(getattr(value, "__dict__", {}).items()):
-            if _array(part) is not None or is_sparse(part) or isinstance(part, tuple):
-                yield from _arrays(part, f"{place}/{name}")
+        for name, element in sorted(getattr(value, "__dict__", {}).items()):
+            if _array(element) is not None or is_sparse(element) or isinstance(element, tuple):
+                yield from _arrays(element, f"{path}/{name}")
 
 
 def _array(value: Any) -> Array | None:

@@ -73,9 +73,9 @@ class Batches(PartitionAbilities):
 
     def only(self, partitions: Sequence[int]) -> Self:
         """Return the part that computes these partitions; files and streams are opened where they are used."""
-        part = copy(self)
-        part.data = self.data.only([self._bounds[j] for j in sorted(partitions)])
-        return part
+        selection = copy(self)
+        selection.data = self.data.only([self._bounds[j] for j in sorted(partitions)])
+        return selection
 
     def adopt(self, other: Self) -> None:
         """Take over the samples of another part's partitions."""

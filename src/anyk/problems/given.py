@@ -30,10 +30,10 @@ class GivenArrays:
     def __reduce__(self) -> tuple[type[GivenArrays], tuple[()]]:
         return GivenArrays, ()
 
-    def add(self, name: str, given: Any, held: Sequence[Array]) -> None:
-        """Note the arrays in ``given`` that do not share the memory of those that the problem has."""
-        for path, array in _arrays_in(name, given):
-            if any(np.may_share_memory(_memory(array), own) for own in held):
+    def add(self, name: str, value: Any, converted: Sequence[Array]) -> None:
+        """Note the arrays in ``value`` that do not share the memory of those that the problem has."""
+        for path, array in _arrays_in(name, value):
+            if any(np.may_share_memory(_memory(array), copied) for copied in converted):
                 continue
             try:
                 self._references.append((path, weakref.ref(array)))
@@ -59,18 +59,18 @@ def named(different: Sequence[tuple[str, str, str]], since: str) -> str:
     return f"{', '.join(some)}{more}"
 
 
-def _arrays_in(name: str, given: Any) -> Iterator[tuple[str, Any]]:
+def _arrays_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the arrays, tensors and tables in tuples, lists, dictionaries and tensor data sets, with their names."""
-    if isinstance(given, Mapping):
-        for key in list(given)[:_ELEMENTS]:
-            yield from _arrays_in(f"{name}[{key!r}]", given[key])
-    elif isinstance(given, (tuple, list)):
-        for place, part in enumerate(given[:_ELEMENTS]):
-            yield from _arrays_in(f"{name}[{place}]", part)
-    elif isinstance(tensors := getattr(given, "tensors", None), tuple):
+    if isinstance(value, Mapping):
+        for key in list(value)[:_ELEMENTS]:
+            yield from _arrays_in(f"{name}[{key!r}]", value[key])
+    elif isinstance(value, (tuple, list)):
+        for index, element in enumerate(value[:_ELEMENTS]):
+            yield from _arrays_in(f"{name}[{index}]", element)
+    elif isinstance(tensors := getattr(value, "tensors", None), tuple):
         yield from _arrays_in(name, tensors)
-    elif hasattr(given, "__array__") and type(given).__module__.partition(".")[0] not in ("jax", "jaxlib"):
-        yield name, given  # arrays of JAX do not change
+    elif hasattr(value, "__array__") and type(value).__module__.partition(".")[0] not in ("jax", "jaxlib"):
+        yield name, value  # arrays of JAX do not change
 
 
 def _memory(array: Any) -> Array:

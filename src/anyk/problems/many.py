@@ -47,41 +47,41 @@ class ManyPartitions(PartitionAbilities):
         return self._parts[slot]
 
     def load(self, partitions: Sequence[int]) -> None:
-        for part in self._parts.values():
-            part.load(partitions)
+        for slot_partitions in self._parts.values():
+            slot_partitions.load(partitions)
 
     def only(self, partitions: Sequence[int]) -> ManyPartitions:
         """Return a copy that computes only these partitions, with less data for each problem that can be divided."""
         smaller = copy(self)
         smaller._parts = {}
-        for slot, part in self._parts.items():
-            only = partition_abilities(part).only
-            smaller._parts[slot] = part if only is None else only(partitions)
+        for slot, slot_partitions in self._parts.items():
+            only = partition_abilities(slot_partitions).only
+            smaller._parts[slot] = slot_partitions if only is None else only(partitions)
         return smaller
 
     def adopt(self, other: ManyPartitions) -> None:
         """Take over the data of the partitions of ``other``."""
-        for slot, part in self._parts.items():
-            if (adopt := partition_abilities(part).adopt) is not None:
+        for slot, slot_partitions in self._parts.items():
+            if (adopt := partition_abilities(slot_partitions).adopt) is not None:
                 adopt(other._parts[slot])
 
     def compare_replicas(self) -> None:
         """Check that replicas of a gradient agree."""
-        for part in self._parts.values():
-            partition_abilities(part).compare_replicas()
-            self.tolerance = max(self.tolerance, partition_abilities(part).tolerance)
+        for slot_partitions in self._parts.values():
+            partition_abilities(slot_partitions).compare_replicas()
+            self.tolerance = max(self.tolerance, partition_abilities(slot_partitions).tolerance)
 
     def compare_workers(self, *, replicas: bool) -> None:
-        for part in self._parts.values():
-            partition_abilities(part).compare_workers(replicas=replicas)
+        for slot_partitions in self._parts.values():
+            partition_abilities(slot_partitions).compare_workers(replicas=replicas)
 
     def check_partial_loss(self) -> None:
-        for part in self._parts.values():
-            partition_abilities(part).check_partial_loss()
+        for slot_partitions in self._parts.values():
+            partition_abilities(slot_partitions).check_partial_loss()
 
     def support(self, partition: int) -> Index | None:
         """Return the support that all problems have in common; None (all coordinates) if supports differ."""
-        first, *others = (part.support(partition) for part in self._parts.values())
+        first, *others = (slot_partitions.support(partition) for slot_partitions in self._parts.values())
         equal = first is not None and all(other is not None and np.array_equal(first, other) for other in others)
         return first if equal else None
 
@@ -109,10 +109,11 @@ class ManyProblems(ProblemAbilities):
             if any(value != values[0] for value in values):
                 raise BadInput(f"problems trained together must agree in {name}, got {', '.join(map(str, values))}")
         for problem in problems:
-            own = abilities_of(problem).changing_values
-            if own is not None and own.names:
+            changing = abilities_of(problem).changing_values
+            if changing is not None and changing.names:
                 raise BadInput(
-                    f"problems trained together cannot have values, got {', '.join(own.names)}; train each by itself"
+                    f"problems trained together cannot have values, got {', '.join(changing.names)}; train each by "
+                    "itself"
                 )
         self._of = dict(zip(slot_names(len(problems)), problems, strict=True))
         self.dimension, self.dtype, self.samples, self.l2 = first.dimension, first.dtype, first.samples, first.l2
@@ -140,7 +141,7 @@ class ManyProblems(ProblemAbilities):
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> Partitions:
         """Divide all problems into the same number of partitions."""
         parts = {slot: problem.split(partitions, shares) for slot, problem in self._of.items()}
-        if len({tuple(part.sizes) for part in parts.values()}) > 1:
+        if len({tuple(slot_partitions.sizes) for slot_partitions in parts.values()}) > 1:
             raise BadInput("problems trained together must have partitions of the same sizes")
         return ManyPartitions(parts)
 

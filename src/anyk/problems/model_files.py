@@ -29,9 +29,9 @@ def write_model_file(file: Path, save: Callable[[str, dict[str, str]], object]) 
     Raises :class:`~anyk.RunFailed` if that fails; an older file is then removed.
     """
     try:
-        with replacing(file) as part:
-            save(str(part), {"anyk_digest": _BLANK})
-            with part.open("rb+") as new:
+        with replacing(file) as unfinished:
+            save(str(unfinished), {"anyk_digest": _BLANK})
+            with unfinished.open("rb+") as new:
                 digests = _read_digests(new)
                 assert digests is not None
                 new.seek(digests.place)

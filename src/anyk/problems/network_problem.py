@@ -16,7 +16,9 @@ from anyk.base.plain import ByName
 from anyk.problems.base import Better, ProblemAbilities, Recipe, problem_text
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
+from anyk.problems.given import GivenArrays
 from anyk.problems.linear.scaling import row_weights
+from anyk.problems.watch import DATA
 
 NO_METRICS = "metrics must name at least one function, or be left out"
 HELD_OUT_LOSS = "held_out_loss"  # the metric of a loss that determines no other
@@ -68,11 +70,11 @@ def is_collected(metric: object) -> TypeGuard[Collected]:
 
 def fresh(metric: Collected) -> Any:
     """Return a copy of a metric that has received no batch yet: values of one evaluation do not reach the next."""
-    own = deepcopy(metric)
-    reset = getattr(own, "reset", None)
+    copied = deepcopy(metric)
+    reset = getattr(copied, "reset", None)
     if callable(reset):
         reset()
-    return own
+    return copied
 
 
 def check_metrics(metrics: Any) -> ByName:
@@ -85,20 +87,20 @@ def check_metrics(metrics: Any) -> ByName:
         )
     if not metrics:
         raise BadInput(NO_METRICS)
-    own: ByName = {}
+    checked: ByName = {}
     for name, metric in metrics.items():
-        own[name] = metric
+        checked[name] = metric
         if isinstance(metric, type):
             raise BadInput(f"metric '{name}' is a class; give an object of it, {metric.__name__}(…)")
         if is_collected(metric):
             try:
-                own[name] = fresh(metric)  # the user's own object may receive further batches
+                checked[name] = fresh(metric)  # the user's own object may receive further batches
             except Exception as error:
                 raise BadInput(
                     f"metric '{name}' has update and compute, but cannot be copied and reset for an evaluation: "
                     f"{describe_error(error)}"
                 ) from None
-    return own
+    return checked
 
 
 def metric_number(name: str, value: Any) -> float:
@@ -175,11 +177,11 @@ class NetworkProblem(ProblemAbilities):
             raise BadInput("sampling='weights' draws samples in proportion to their weights; give weights=…")
         if held_out_weights is not None and self._held_out is None:
             raise BadInput("held_out_weights are of held-out samples; give held_out, too")
-        for data, given, name in (
+        for data, values, name in (
             (self._data, weights, "weights"),
             (self._held_out, held_out_weights, "held_out_weights"),
         ):
-            if data is None or given is None:
+            if data is None or values is None:
                 continue
             if not data.takes_weights:
                 raise BadInput(
@@ -187,8 +189,16 @@ class NetworkProblem(ProblemAbilities):
                     "have none in memory; let the data contain the weights, and let a loss with reduction='sum' "
                     "multiply by them"
                 )
-            data.weights = sample_weights(given, len(data), name)
+            data.weights = sample_weights(values, len(data), name)
         self.by_weight = sampling == "weights" and self._data.weights is not None
+
+    def _note_given(self, data: Any, held_out: Any, weights: Any, held_out_weights: Any) -> None:
+        """Note which arrays the user gave for the samples, so that a later change of them is noticed."""
+        self._given_arrays = GivenArrays()
+        self._given_arrays.add(DATA, data, self._data.arrays)
+        self._given_arrays.add("held_out", held_out, () if self._held_out is None else self._held_out.arrays)
+        self._given_arrays.add(f"{DATA}'s weights", weights, ())
+        self._given_arrays.add("held_out_weights", held_out_weights, ())
 
     def _set_better(self, better: Better | None, metric: object, *, own: bool) -> None:
         """Set whether higher or lower values of the metric are better: as the user or the metric states, or as usual.
@@ -203,6 +213,11 @@ class NetworkProblem(ProblemAbilities):
             other = "lower" if self.better == "higher" else "higher"
             taken = f"{self.better} values of the metric '{self.metric}' are taken for better"
             self.data_remarks = (*self.data_remarks, f"{taken}; if not, give better='{other}'")
+
+    @property
+    def _weighted(self) -> bool:
+        """Whether some samples have weights."""
+        return any(data is not None and data.weights is not None for data in (self._data, self._held_out))
 
     def _weights(self) -> list[Array]:
         """Return the weights, and whether mini-batches are drawn by them, as parts of a digest."""

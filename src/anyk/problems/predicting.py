@@ -145,23 +145,26 @@ class Predictor:
             names = list(X) if isinstance(X, Mapping) else list(X.columns)
             table = Table(tuple(map(str, names)), tuple(_column(X[name], where) for name in names), True)
         else:
-            values = array_of(X, where)
-            if values.ndim != 2:
-                raise BadInput(f"{where} must be a table (rows x columns), got shape {values.shape}")
-            if not self.encoding.columns:
-                return self._plain(values, where)
-            columns = tuple(_column(column, where) for column in values.T)
-            self._check_width(len(columns), len(self.encoding.columns), where)
-            return self.encoding.encode(columns, where, tell)
+            return self._matrix_of_array(array_of(X, where), where, tell)
         if len({len(column) for column in table.columns}) > 1:
             raise BadInput(f"the columns of {where} are not equally long")
         if self.encoding.columns:
             places = self.encoding.places(table.names, where)
-            return self.encoding.encode([table.columns[place] for place in places], where, tell)
+            return self.encoding.encode([table.columns[index] for index in places], where, tell)
         for name, column in zip(table.names, table.columns, strict=True):
             if column.dtype.kind != "f":
                 raise BadInput(f"column '{name}' of {where} holds text, but the model learned from numbers alone")
         return self._plain(np.column_stack(table.columns), where)
+
+    def _matrix_of_array(self, values: Array, where: str, tell: Tell | None) -> Matrix:
+        """Return rows without columns' names, which are in the model's order, as the model's columns of numbers."""
+        if values.ndim != 2:
+            raise BadInput(f"{where} must be a table (rows x columns), got shape {values.shape}")
+        if not self.encoding.columns:
+            return self._plain(values, where)
+        columns = tuple(_column(column, where) for column in values.T)
+        self._check_width(len(columns), len(self.encoding.columns), where)
+        return self.encoding.encode(columns, where, tell)
 
     def _plain(self, X: Any, where: str) -> Matrix:
         """Return numbers that need no encoding, after checks; a last column of ones may be left out."""
@@ -217,9 +220,9 @@ def _column(values: object, where: str) -> Array:
     missing = values.isna() if hasattr(values, "isna") else [cell is None or cell != cell for cell in column]
     absent = np.array(missing, dtype=bool)
     column = np.array([cell.isoformat() if isinstance(cell, date) else cell for cell in column], dtype=object)
-    text = all(isinstance(cell, str) for cell in column[~absent])
-    column[absent] = None if text else np.nan
+    is_text = all(isinstance(cell, str) for cell in column[~absent])
+    column[absent] = None if is_text else np.nan
     try:
-        return column if text else column.astype(float)
+        return column if is_text else column.astype(float)
     except (TypeError, ValueError):
         raise BadInput(f"a column of {where} holds numbers and text together; make it one of the two") from None

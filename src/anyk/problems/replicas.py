@@ -76,24 +76,24 @@ def adds_up(
 
     def measure_singly() -> tuple[Floats, Floats]:
         """Return the sum over single samples, one in memory at a time, and the sizes of each."""
-        total, each = np.zeros_like(whole), []
-        for place in places:
-            own = measure(every[place : place + together], None)
-            total += own
-            each.append(sizes(own))
-        return total, np.array(each)
+        total, singles = np.zeros_like(of_all), []
+        for index in places:
+            single = measure(every[index : index + together], None)
+            total += single
+            singles.append(sizes(single))
+        return total, np.array(singles)
 
-    whole = measure(every, None)
-    if whole[0] != measure(every, None)[0] or not np.isfinite(whole).all():
+    of_all = measure(every, None)
+    if of_all[0] != measure(every, None)[0] or not np.isfinite(of_all).all():
         return True
-    total, each = measure_singly()
-    difference = sizes(total - whole)
+    total, of_each = measure_singly()
+    difference = sizes(total - of_all)
     if len(places) * together < count:
         difference[0] = 0.0  # the loss cannot be compared
-    allowed = tolerance * np.max([sizes(whole), *each], axis=0)
-    if (difference <= allowed).all() or not np.array_equal(measure_singly()[1], each, equal_nan=True):
+    allowed = tolerance * np.max([sizes(of_all), *of_each], axis=0)
+    if (difference <= allowed).all() or not np.array_equal(measure_singly()[1], of_each, equal_nan=True):
         return True
-    rounding = np.max([sizes(measure(every, nudge) - whole) for nudge in range(_NUDGES)], axis=0)
+    rounding = np.max([sizes(measure(every, nudge) - of_all) for nudge in range(_NUDGES)], axis=0)
     return bool((difference <= np.fmax(allowed, _BEYOND * rounding)).all())  # False for NaN
 
 
@@ -167,12 +167,12 @@ class Trial(NamedTuple):
         :class:`~anyk.BadInput`; other strategies may draw samples as they like, and nothing can be compared.
         """
         try:
-            trial, again = cls(sketch(compute()), limit, variables or {}), compute()
+            trial, second = cls(sketch(compute()), limit, variables or {}), compute()
         except Exception:
             return None
         if not np.isfinite(trial.sketch).all():
             return None
-        apart = trial.apart(again)
+        apart = trial.apart(second)
         if apart <= limit:
             return trial
         if replicas:
@@ -210,7 +210,7 @@ def _cause_of(different: Sequence[tuple[str, str, str]]) -> str:
     """Return the likely cause of different gradients; ``different``: name, driver's and worker's value of variables."""
     if not different:
         return _UNKNOWN_CAUSE
-    named = [f"{name} is {theirs} on the worker and {own} on the driver" for name, own, theirs in different[:_NAMED]]
+    named = [f"{name} is {theirs} on the worker and {ours} on the driver" for name, ours, theirs in different[:_NAMED]]
     more = f", and {len(different) - _NAMED} more variables differ" if len(different) > _NAMED else ""
     return f"{', '.join(named)}{more}; {_REMEDY}"
 
@@ -219,10 +219,10 @@ def sketch(gradient: Vector) -> Floats:
     """Return signed sums of a gradient; norms of sketches and of their differences estimate the norms for gradients."""
     generator = keyed.generator(0, "sketch", gradient.size)
     sums = np.zeros(_SKETCH)
-    for part in _parts(gradient):
-        signs = 2 * generator.integers(0, 2, part.size, dtype=np.int8) - 1
-        padded = np.zeros(-(-part.size // _SKETCH) * _SKETCH)
-        np.multiply(part, signs, out=padded[: part.size])
+    for piece in _parts(gradient):
+        signs = 2 * generator.integers(0, 2, piece.size, dtype=np.int8) - 1
+        padded = np.zeros(-(-piece.size // _SKETCH) * _SKETCH)
+        np.multiply(piece, signs, out=padded[: piece.size])
         sums += padded.reshape(-1, _SKETCH).sum(axis=0)
     return sums
 
@@ -236,8 +236,8 @@ def mark(gradient: Vector) -> int | None:
     """Return a number that represents a gradient: a signed sum and the norm, as two float32; None if not finite."""
     signed = squares = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        for part in _parts(gradient):
-            wide = part.astype(float, copy=False)
+        for piece in _parts(gradient):
+            wide = piece.astype(float, copy=False)
             signed += float(wide[::2].sum() - wide[1::2].sum())
             squares += float(wide @ wide)
         pair = np.array([signed, np.sqrt(squares)], dtype=np.float32)
@@ -289,8 +289,8 @@ def model_like(scales: Scales, dtype: DType) -> Vector:
     w = np.empty(sum(size for size, _, _ in scales), dtype=dtype)
     first = 0
     for size, mean, deviation in scales:
-        for part in _parts(w[first : first + size]):
-            part[:] = mean + deviation * generator.standard_normal(part.size)
+        for piece in _parts(w[first : first + size]):
+            piece[:] = mean + deviation * generator.standard_normal(piece.size)
         first += size
     return w
 

@@ -60,19 +60,19 @@ def variables_of(roots: Mapping[str, object], *, arrays: bool = True) -> Variabl
     >>> variables_of({"the loss": partial(max, 0.5)})
     {'the loss': "function 'max'", 'argument 0 of the loss': '0.5'}
     """
-    found: Variables = {}
+    variables: Variables = {}
     survey = _Survey(arrays=arrays)
     for root, value in roots.items():
         # an object may raise anything where its attributes are read: what was found before counts
         with contextlib.suppress(Exception):
             for name, leaf in survey.leaves(value, root, 0):
-                if len(found) >= _LEAVES:
-                    return found
-                found.setdefault(name, leaf)
+                if len(variables) >= _LEAVES:
+                    return variables
+                variables.setdefault(name, leaf)
     if survey.reads_environment:
-        names = sorted(text for text in survey.texts if _IS_NAME(text))
-        found |= {f"environment variable '{name}'": _of_environment(name) for name in names}
-    return found
+        names = sorted(word for word in survey.texts if _IS_NAME(word))
+        variables |= {f"environment variable '{name}'": _of_environment(name) for name in names}
+    return variables
 
 
 def differences(before: Variables, after: Variables) -> Iterator[tuple[str, str, str]]:
@@ -94,7 +94,7 @@ def is_read(data: object, name: str, functions: Sequence[object]) -> bool:
     that it names in turn, and ``functions`` of items. Data sets inside the data set are looked at in the same way.
     """
     path = re.findall(r"attribute '(\w+)' of", name)[::-1]
-    named_by_functions = {each for function in functions for each in _names_of(function)}
+    named_by_functions = {word for function in functions for word in _names_of(function)}
     while path and hasattr(type(data), "__getitem__") and hasattr(data, path[0]):
         names = _names_read(type(data)) | named_by_functions
         if path[0] not in names and not names & _INDIRECT:
@@ -119,7 +119,7 @@ def _names_of(member: Any, depth: int = 0) -> Iterator[str]:
     """Yield the names in a function's code, or in that of a method or property, and of functions that it calls."""
     for _ in range(_WRAPPED):
         inner = (getattr(member, name, None) for name in ("fget", "func", "__func__"))
-        member = next((each for each in inner if each is not None), member)
+        member = next((function for function in inner if function is not None), member)
     if not isinstance(member, types.FunctionType):
         member = vars(type(member)).get("__call__")
     if isinstance(member, types.FunctionType) and depth < _WRAPPED:
@@ -157,17 +157,32 @@ class _Survey:
             yield name, _digest(array)
         elif value is os.environ:
             self.reads_environment = True
-        elif isinstance(value, Mapping):
+        elif isinstance(value, (Mapping, list, tuple, set, frozenset)):
+            yield from self._container(value, name, depth)
+        elif isinstance(value, type):
+            yield name, f"class {value.__qualname__}"
+            yield from self._class(value, depth)
+        elif isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial)):
+            yield from self._callable(value, name, depth)
+        elif not isinstance(value, types.ModuleType):
+            yield from self._object(value, name, depth)
+
+    def _container(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
+        """Yield the elements of a dictionary, list, tuple or set."""
+        if isinstance(value, Mapping):
             for key in list(value)[:_ELEMENTS]:
                 if isinstance(key, _PLAIN):
                     self.texts |= {key} if isinstance(key, str) else set()
                     yield from self.leaves(value[key], f"{name}[{key!r}]", depth + 1)
         elif isinstance(value, (list, tuple)):
-            for place in range(min(len(value), _ELEMENTS)):
-                yield from self.leaves(value[place], f"{name}[{place}]", depth + 1)
-        elif isinstance(value, (set, frozenset)):
+            for i in range(min(len(value), _ELEMENTS)):
+                yield from self.leaves(value[i], f"{name}[{i}]", depth + 1)
+        else:
             yield name, _shown(sorted(map(repr, value)))
-        elif isinstance(value, types.FunctionType):
+
+    def _callable(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
+        """Yield a function or method, what it reads, and what it is bound to."""
+        if isinstance(value, types.FunctionType):
             yield name, f"{_called(value)} ({_digest_of_code(value.__code__)})"
             yield from self._function(value, depth)
         elif isinstance(value, types.MethodType):
@@ -175,17 +190,12 @@ class _Survey:
             yield from self.leaves(value.__self__, name, depth + 1)
         elif isinstance(value, partial):
             yield from self.leaves(value.func, name, depth + 1)
-            for place, argument in enumerate(value.args):
-                yield from self.leaves(argument, f"argument {place} of {name}", depth + 1)
+            for i, argument in enumerate(value.args):
+                yield from self.leaves(argument, f"argument {i} of {name}", depth + 1)
             for key, argument in value.keywords.items():
                 yield from self.leaves(argument, f"argument '{key}' of {name}", depth + 1)
-        elif isinstance(value, type):
-            yield name, f"class {value.__qualname__}"
-            yield from self._class(value, depth)
-        elif isinstance(value, types.BuiltinFunctionType):
+        else:
             yield name, f"function '{value.__name__}'"
-        elif not isinstance(value, types.ModuleType):
-            yield from self._object(value, name, depth)
 
     def _function(self, function: types.FunctionType, depth: int) -> Iterator[tuple[str, str]]:
         """Yield what a function reads besides its arguments, unless it is a library's."""
@@ -202,8 +212,8 @@ class _Survey:
                 continue
             yield from self.leaves(content, f"variable '{variable}'", depth + 1)
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        for place, default in enumerate(defaults):
-            yield from self.leaves(default, f"default {place} of {_called(function)}", depth + 1)
+        for index, default in enumerate(defaults):
+            yield from self.leaves(default, f"default {index} of {_called(function)}", depth + 1)
         names = set(_names_in(code))
         if names & _ENVIRONMENT:
             self.reads_environment = True
@@ -254,8 +264,8 @@ class _Survey:
                 if hasattr(value, slot):
                     attributes[slot] = getattr(value, slot)
         if "_parameters" in attributes and "_modules" in attributes:  # a torch module
-            for key, part in attributes["_modules"].items():
-                yield from self.leaves(part, f"{name}.{key}", depth + 1)
+            for key, layer in attributes["_modules"].items():
+                yield from self.leaves(layer, f"{name}.{key}", depth + 1)
             yield from self._hooks(attributes, name, depth)
             attributes = {key: content for key, content in attributes.items() if key not in _module_attributes()}
         for key, content in attributes.items():
@@ -266,8 +276,8 @@ class _Survey:
         for key, kind in _HOOKS.items():
             hooks = [hook for hook in attributes.get(key, {}).values() if not _is_own(hook)]
             yield f"the number of {kind}hooks of {name}", str(len(hooks))
-            for place, hook in enumerate(hooks):
-                yield from self.leaves(hook, f"{kind}hook {place} of {name}", depth + 1)
+            for index, hook in enumerate(hooks):
+                yield from self.leaves(hook, f"{kind}hook {index} of {name}", depth + 1)
 
 
 @cache
@@ -387,20 +397,20 @@ def _digest(array: Array) -> str:
 
 def _digest_of_code(code: types.CodeType) -> str:
     plain = [repr(constant) for constant in code.co_consts if isinstance(constant, _PLAIN)]
-    text = repr((code.co_code, code.co_names, plain))
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()
+    code_text = repr((code.co_code, code.co_names, plain))
+    return hashlib.blake2b(code_text.encode(errors="replace"), digest_size=4).hexdigest()
 
 
 def _of_environment(name: str) -> str:
-    text = os.environ.get(name)
-    if text is None:
+    value = os.environ.get(name)
+    if value is None:
         return "not set"
-    digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
-    return repr(text) if len(text) <= _OPEN else f"a text of {len(text)} letters ({digest})"
+    digest = hashlib.blake2b(value.encode(errors="replace"), digest_size=8).hexdigest()
+    return repr(value) if len(value) <= _OPEN else f"a text of {len(value)} letters ({digest})"
 
 
 def _shown(value: Any) -> str:
-    text = repr(value.item() if isinstance(value, np.generic) else value)
-    if len(text) <= _SHOWN:
-        return text
-    return f"{text[:_SHOWN]}… ({hashlib.blake2b(text.encode(errors='replace'), digest_size=8).hexdigest()})"
+    value_text = repr(value.item() if isinstance(value, np.generic) else value)
+    if len(value_text) <= _SHOWN:
+        return value_text
+    return f"{value_text[:_SHOWN]}… ({hashlib.blake2b(value_text.encode(errors='replace'), digest_size=8).hexdigest()})"

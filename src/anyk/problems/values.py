@@ -47,18 +47,18 @@ class Values:
     {'beta': 0.5, 'rate': 0.30000000000000004}
     """
 
-    def __init__(self, given: Mapping[str, Any], kept: Mapping[str, Array] | None = None) -> None:
-        if not isinstance(given, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in given):
-            raise BadInput(f"values must be numbers and arrays by name, as in {{'beta': 0.0}}, got {given!r}")
-        self._schedules = {name: value for name, value in given.items() if _is_schedule(value)}
+    def __init__(self, values: Mapping[str, Any], kept_tensors: Mapping[str, Array] | None = None) -> None:
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in values):
+            raise BadInput(f"values must be numbers and arrays by name, as in {{'beta': 0.0}}, got {values!r}")
+        self._schedules = {name: value for name, value in values.items() if _is_schedule(value)}
         self._initial = {
             name: _scheduled(name, self._schedules[name], 0) if name in self._schedules else value
-            for name, value in given.items()
+            for name, value in values.items()
         }
         forms = list(_leaves_of(self._initial))
         self._numbers = [leaf for leaf in forms if _is_number(leaf.like)]
         self._arrays = [leaf for leaf in forms if not _is_number(leaf.like)]
-        self._kept = dict(kept or {})
+        self._kept = dict(kept_tensors or {})
         leaves = self.read(self._initial)
         arrays = (*map(np.array, leaves.arrays), *self._kept.values())  # copies, as the user may change them in place
         self._forms = [(array.dtype.str, array.shape) for array in arrays]
@@ -66,8 +66,8 @@ class Values:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a worker's copy: it needs neither schedules nor the kept arrays, which are in the module."""
-        own = self.initial._replace(arrays=self.initial.arrays[: len(self._arrays)])
-        return self.__dict__ | {"_schedules": {}, "_kept": dict.fromkeys(self._kept), "initial": own}
+        initial = self.initial._replace(arrays=self.initial.arrays[: len(self._arrays)])
+        return self.__dict__ | {"_schedules": {}, "_kept": dict.fromkeys(self._kept), "initial": initial}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,9 +79,9 @@ class Values:
         """The names of the further arrays."""
         return tuple(self._kept)
 
-    def array_name(self, place: int) -> str:
+    def array_name(self, index: int) -> str:
         """Return the name of an array, by its place among the leaves."""
-        return [*(leaf.name for leaf in self._arrays), *self._kept][place]
+        return [*(leaf.name for leaf in self._arrays), *self._kept][index]
 
     @property
     def scheduled(self) -> tuple[str, ...]:
@@ -98,13 +98,13 @@ class Values:
                 f"the problem has the values {', '.join(self._initial) or 'none'}, got {', '.join(map(str, tree))}; "
                 "name all of them in values= when the problem is made"
             )
-        found = {leaf.name: leaf.like for leaf in _leaves_of(tree)}
+        by_name = {leaf.name: leaf.like for leaf in _leaves_of(tree)}
         expected = {leaf.name for leaf in (*self._numbers, *self._arrays)}
-        if found.keys() != expected:
-            names = ", ".join(sorted(found.keys() ^ expected)[:3])
+        if by_name.keys() != expected:
+            names = ", ".join(sorted(by_name.keys() ^ expected)[:3])
             raise BadInput(f"values must keep the form that they had when the problem was made; {names} differ")
-        numbers = tuple(_checked_number(leaf, found[leaf.name]) for leaf in self._numbers)
-        return Leaves(numbers, tuple(_checked_array(leaf, found[leaf.name]) for leaf in self._arrays))
+        numbers = tuple(_checked_number(leaf, by_name[leaf.name]) for leaf in self._numbers)
+        return Leaves(numbers, tuple(_checked_array(leaf, by_name[leaf.name]) for leaf in self._arrays))
 
     def at(self, leaves: Leaves, step: int) -> Leaves:
         """Return the leaves with the values that schedules have at a step."""
@@ -123,13 +123,13 @@ class Values:
         """
         initial, first = self.initial.arrays, 0
         arrays: list[Any] = [*initial, *[None] * (len(self._forms) - len(initial))]
-        whole = np.concatenate([piece.view(np.uint8) for piece in content]) if content else np.empty(0, np.uint8)
-        for place in places:
-            kind, shape = self._forms[place]
+        raw = np.concatenate([piece.view(np.uint8) for piece in content]) if content else np.empty(0, np.uint8)
+        for index in places:
+            kind, shape = self._forms[index]
             dtype = np.dtype(kind)
             size = math.prod(shape) * dtype.itemsize
-            part = whole[first : first + size].copy()  # aligned
-            arrays[place] = part.view(dtype).reshape(shape)
+            value = raw[first : first + size].copy()  # aligned
+            arrays[index] = value.view(dtype).reshape(shape)
             first += size
         return Leaves(tuple(numbers), tuple(arrays))
 
@@ -140,15 +140,15 @@ class Values:
 
     def build(self, leaves: Leaves) -> dict[str, Any]:
         """Return the values by name, in the form in which they were given."""
-        found: dict[str, Any] = {
+        by_name: dict[str, Any] = {
             leaf.name: number for leaf, number in zip(self._numbers, leaves.numbers, strict=True)
         } | {leaf.name: _as_given(leaf.like, array) for leaf, array in zip(self._arrays, leaves.arrays, strict=False)}
-        return {name: _rebuilt(value, name, found) for name, value in self._initial.items()}
+        return {name: _rebuilt(value, name, by_name) for name, value in self._initial.items()}
 
     def describe(self, leaves: Leaves, changed: Sequence[int]) -> dict[str, float | str]:
         """Return the numbers by name, and digests of the arrays at some places."""
         numbers = {leaf.name: number for leaf, number in zip(self._numbers, leaves.numbers, strict=True)}
-        return numbers | {self.array_name(place): f"digest {_digest(leaves.arrays[place])}" for place in changed}
+        return numbers | {self.array_name(index): f"digest {_digest(leaves.arrays[index])}" for index in changed}
 
 
 def taken_by(function: Any, names: Sequence[str]) -> tuple[str, ...]:
@@ -212,8 +212,8 @@ def _leaves_of(tree: Any, name: str = "") -> Iterator[_Leaf]:
         for key, value in tree.items():
             yield from _leaves_of(value, f"{name}['{key}']" if name else str(key))
     elif isinstance(tree, (list, tuple)):
-        for place, value in enumerate(tree):
-            yield from _leaves_of(value, f"{name}[{place}]")
+        for index, value in enumerate(tree):
+            yield from _leaves_of(value, f"{name}[{index}]")
     elif _is_number(tree) or (hasattr(tree, "dtype") and hasattr(tree, "shape")):
         yield _Leaf(name, tree)
     else:
@@ -275,9 +275,9 @@ def _is_tensor(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 
 
-def _rebuilt(value: Any, name: str, found: Mapping[str, Any]) -> Any:
+def _rebuilt(value: Any, name: str, by_name: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
-        return {key: _rebuilt(part, f"{name}['{key}']", found) for key, part in value.items()}
+        return {key: _rebuilt(element, f"{name}['{key}']", by_name) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([_rebuilt(part, f"{name}[{place}]", found) for place, part in enumerate(value)])
-    return found[name]
+        return type(value)([_rebuilt(element, f"{name}[{index}]", by_name) for index, element in enumerate(value)])
+    return by_name[name]

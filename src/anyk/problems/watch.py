@@ -108,7 +108,7 @@ def _moved(trial: Trial, compute: Callable[[], Vector]) -> bool:
     return not (np.isfinite(sketch(gradient)).all() and trial.apart(gradient) <= trial.limit)
 
 
-class Watch:
+class CodeWatch:
     """Compares a gradient of a few samples, and the variables that are read for it, with those at the start.
 
     ``present`` computes with what the user's objects are now. Variables that computing itself changes, such as

@@ -54,6 +54,7 @@ from anyk.protocol.strategy import (
     slot_names,
 )
 from anyk.protocol.work import Chunk, Task, Timing
+from anyk.protocol.workers import Workers
 
 __all__ = [
     "Alarm",
@@ -95,6 +96,7 @@ __all__ = [
     "Strategy",
     "Task",
     "Timing",
+    "Workers",
     "models_trained",
     "share_stored",
     "shares_computed",

@@ -70,10 +70,11 @@ class Combine(NamedTuple):
 
     ``divisor``: ``all`` divides by the number of samples N (for rounds that estimate the complete sum), ``counted`` by
     the samples that the messages cover. ``scale`` multiplies the learning rate. ``residual`` and ``gain`` of the
-    decoding are stored in the receipt. With ``all``, a residual that differs from the dispatched coefficients'
-    ends the run; None is replaced by it. ``compensation``: a message g (a mean over its samples) that was computed on
-    an older model counts as ``g + compensation * g * g * (w - w_old)``, elementwise. ``keep``: messages that are stored
-    and may be used again until their tasks are cancelled.
+    decoding are stored in the receipt. With ``all``, the residual is also computed from the coefficients that were
+    dispatched: a ``residual`` that differs from it ends the run, and None is replaced by it. ``compensation``: a
+    message g (a mean over its samples) that was computed on an older model counts, elementwise, as
+    ``g + compensation * g * g * (w - w_old)``. ``keep``: messages that are stored and may be used again until their
+    tasks are cancelled.
     """
 
     slot: str

@@ -28,7 +28,7 @@ from anyk.runs.folder.folders import check_plain, empty, is_locked, locked, new_
 from anyk.runs.folder.promise import Estimate, Source, Today
 from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
 from anyk.runs.limits import LIMIT, STEPS, Limits, check_limits, check_rows
-from anyk.runs.live_progress import Progress
+from anyk.runs.live_progress import LiveProgress
 from anyk.runs.log.copies import COPIES, log_state
 from anyk.runs.log.delay_trace import computing_seconds, crowding, driver_seconds, task_seconds
 from anyk.runs.log.fates import CUT, FATES, LATE, LOST, OPEN, PHASES, SPARE
@@ -53,6 +53,7 @@ from anyk.runs.races.race_folder import NAME as RACE_FILE
 from anyk.runs.races.race_folder import read_race, run_folders
 from anyk.runs.races.speedups import finite_values
 from anyk.runs.run import setup
+from anyk.runs.spec import fitted
 from anyk.runs.training import combine
 
 __all__ = [
@@ -77,7 +78,7 @@ __all__ = [
     "LostInfo",
     "OPEN",
     "PHASES",
-    "Progress",
+    "LiveProgress",
     "RACE_FILE",
     "RUN_FILE",
     "Rebuilt",
@@ -114,6 +115,7 @@ __all__ = [
     "empty",
     "faults_after",
     "finished_works",
+    "fitted",
     "finite_values",
     "is_locked",
     "load_checkpoint",

@@ -19,6 +19,7 @@ from anyk.runs.log.receipts import CutOff, Receipt, receipt_after
 
 if TYPE_CHECKING:
     from anyk.runs.engine.driver import Driver
+    from anyk.runs.engine.step_record import StepRecord
     from anyk.runs.evaluation.evaluator import Evaluator
     from anyk.runs.folder.config import RunConfig
     from anyk.runs.run import Run
@@ -83,7 +84,7 @@ class StepInfo:
     ``workers``: the number of workers whose messages were used; ``residual`` and ``gain``: of the decoding;
     ``staleness`` and ``stalest``: mean and largest staleness of the messages, in versions. ``evaluated``: the newest
     version that has been evaluated, which on a real clock may be an older one, with its ``loss`` and ``metric``; all
-    three are None before the first evaluation.
+    three are None before the first evaluation. ``record``: the step as the driver has taken it.
     """
 
     slot: str
@@ -97,6 +98,7 @@ class StepInfo:
     loss: float | None
     metric: float | None
     evaluated: int | None
+    record: StepRecord = field(repr=False, compare=False)
     driver: Driver = field(repr=False, compare=False)
     evaluator: Evaluator = field(repr=False, compare=False)
 
@@ -108,7 +110,7 @@ class StepInfo:
         """
         if self.driver.versions[self.slot] != self.step:
             raise BadInput(f"the model of step {self.step} is gone; copy it in on_step")
-        w = self.driver.models[self.slot].view()
+        w = self.driver.versions.model(self.slot).view()
         w.flags.writeable = False
         return w
 

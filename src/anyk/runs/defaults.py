@@ -7,6 +7,7 @@ from dataclasses import replace
 from anyk.base.errors import BadInput
 from anyk.base.specs import parse, with_keys
 from anyk.clusters import Cluster
+from anyk.codes import Code
 from anyk.optimizers import Optimizer, Schedule, split_rate, suits_smoothness
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of
@@ -44,9 +45,9 @@ def usual_optimizer(
                 "well; keep one"
             )
         return optimizer
-    own, given = (None, lr) if optimizer is None else split_rate(optimizer, lr)
-    name, rate = usual_rule(str((problem.recipe() or {}).get("data", "")), own)
-    if given is None and rate is None:
+    built, stated_rate = (None, lr) if optimizer is None else split_rate(optimizer, lr)
+    name, rate = usual_rule(str((problem.recipe() or {}).get("data", "")), built)
+    if stated_rate is None and rate is None:
         check_has_default(name)
         smoothness = _smoothness(problem)
         if smoothness is None:
@@ -54,7 +55,7 @@ def usual_optimizer(
                 f"no default learning rate is known for this problem, which has no smoothness(); {_give(name)}"
             )
         rate = f"{1.0 / (smoothness or 1.0):.3g}"
-    return build_optimizer(name, lr=rate if given is None else given)
+    return build_optimizer(name, lr=rate if stated_rate is None else stated_rate)
 
 
 def check_has_default(optimizer: str) -> None:
@@ -85,8 +86,8 @@ def usual_rule(data: str, optimizer: str | None = None) -> tuple[str, str | None
 def _smoothness(problem: Problem) -> float | None:
     """Return the smoothness L, the largest of several problems; None if a problem does not state it."""
     values: list[float] = []
-    for each in {id(each): each for each in each_of(problem)}.values():
-        smoothness = abilities_of(each).smoothness
+    for member in {id(member): member for member in each_of(problem)}.values():
+        smoothness = abilities_of(member).smoothness
         if smoothness is None:
             return None
         values.append(float(smoothness()))
@@ -100,7 +101,7 @@ def with_usual_batch(problem: Problem, strategy: Strategy, requested: object) ->
     Raises :class:`~anyk.BadInput` if that is impossible, or if the strategy is none of rounds of gradients.
     """
     layout = strategy.layout
-    sizes = {abilities_of(each).step_samples for each in each_of(problem)}
+    sizes = {abilities_of(member).step_samples for member in each_of(problem)}
     states = isinstance(requested, str) and "batch" in parse(requested)[1]  # it may be 0: all samples
     if layout.minibatches or states or sizes == {None}:
         return strategy
@@ -123,8 +124,10 @@ def with_usual_batch(problem: Problem, strategy: Strategy, requested: object) ->
     return replace(strategy, batch=size // parts)
 
 
-def workers_of(cluster: Cluster | str, strategy: Strategy | str) -> int:
+def workers_of(cluster: Cluster | str, strategy: Strategy | Code | str) -> int:
     """Return the number of workers if none is given: the cluster's, the strategy's, or 30."""
     if isinstance(cluster, Cluster):
         return cluster.workers
-    return WORKERS if isinstance(strategy, str) else strategy.layout.workers
+    if isinstance(strategy, str):
+        return WORKERS
+    return strategy.workers if isinstance(strategy, Code) else strategy.layout.workers

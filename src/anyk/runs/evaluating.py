@@ -12,6 +12,7 @@ from anyk.problems.many import each_of, problem_of
 from anyk.problems.values import Leaves
 from anyk.runs.callbacks import EvaluationInfo, StepInfo
 from anyk.runs.engine.driver import Driver
+from anyk.runs.engine.step_record import StepRecord
 from anyk.runs.evaluation.by_workers import Asking, by_workers
 from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss, resolve_data
 from anyk.runs.evaluation.evaluator import Evaluator
@@ -115,12 +116,11 @@ class Evaluating:
             if self.evaluator.store_version(slot, version, driver.time, w, values=self.values, last=warm):
                 driver.versions.pin(slot, version)
 
-    def after_step(self, driver: Driver) -> None:
+    def after_step(self, record: StepRecord) -> None:
         """Store the new version if it is to be evaluated, take results, and end the run if its target is reached."""
-        evaluator, update = self.evaluator, driver.last
-        assert update is not None
+        driver, evaluator, update = self.driver, self.evaluator, record.update
         slot, version = update.slot, update.version
-        if evaluator.store_version(slot, version, driver.time, driver.models[slot], values=self.values):
+        if evaluator.store_version(slot, version, driver.time, driver.versions.model(slot), values=self.values):
             driver.versions.pin(slot, version)
         for returned in evaluator.take_returned_versions():
             driver.versions.unpin(*returned)
@@ -133,23 +133,26 @@ class Evaluating:
         elif evaluator.hopeless is not None and driver.seconds is None and (driver.steps or LIMIT) >= LIMIT:
             raise RunFailed(f"it is not known any more whether the target is reached: {evaluator.hopeless}")
         if self._telling.of_steps:
-            newest = evaluator.latest
-            info = StepInfo(
-                slot=slot,
-                step=version,
-                seconds=driver.time,
-                workers=driver.on_time,
-                residual=update.residual,
-                gain=update.gain,
-                staleness=update.staleness,
-                stalest=update.stalest,
-                loss=None if newest is None else newest.loss,
-                metric=None if newest is None else newest.metric,
-                evaluated=None if newest is None else newest.version,
-                driver=driver,
-                evaluator=evaluator,
-            )
-            self._telling.later("on_step", info)
+            self._telling.later("on_step", self._step_info(record))
+
+    def _step_info(self, record: StepRecord) -> StepInfo:
+        update, newest = record.update, self.evaluator.latest
+        return StepInfo(
+            slot=update.slot,
+            step=update.version,
+            seconds=update.time,
+            workers=len(record.used_by),
+            residual=update.residual,
+            gain=update.gain,
+            staleness=update.staleness,
+            stalest=update.stalest,
+            loss=None if newest is None else newest.loss,
+            metric=None if newest is None else newest.metric,
+            evaluated=None if newest is None else newest.version,
+            record=record,
+            driver=self.driver,
+            evaluator=self.evaluator,
+        )
 
     def take_evaluations(self) -> None:
         """Log new evaluations, and have callbacks told of them."""

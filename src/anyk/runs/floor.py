@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from anyk.clusters import Cluster, Outage, Simulated
 from anyk.protocol import Joined, Leaving, LossEvaluated, Lost, NoiseMeasured, Strategy
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
+from anyk.runs.engine.step_record import StepRecord
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
@@ -58,8 +59,8 @@ def _absences_in_floor(log: RunLog, workers: int) -> list[Outage]:
     absent, noticed = _absences(log, workers)
     last = queries.totals(log).time
     leaving = [Outage(last + 1.0, worker, last + 1.0, last + 1.0 - time) for worker, time in noticed.items()]
-    ends = ((each, max(last, each.start) if each.end == inf else each.end) for each in absent)
-    return [*leaving, *(Outage(each.start, each.worker, end, each.notice) for each, end in ends)]
+    ends = ((absence, max(last, absence.start) if absence.end == inf else absence.end) for absence in absent)
+    return [*leaving, *(Outage(absence.start, absence.worker, end, absence.notice) for absence, end in ends)]
 
 
 def floor_seconds(
@@ -69,14 +70,14 @@ def floor_seconds(
     log: RunLog | None = None,
     *,
     warm_start: WarmStart | None = None,
-    on_step: Callable[[Driver], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
 ) -> float:
     """Return the seconds that ``strategy`` takes on the virtual clock with the delays of ``cluster``.
 
     ``steps``: the number of steps, or for several models the number by slot; with ``warm_start`` they include the
     earlier run's. Computing takes no time. The strategy receives the same answers on losses and gradients as in the
     run, in the same order, from its ``log``; if workers may join and leave, they do so as in the log. ``on_step`` is
-    called after each step.
+    called with the number of steps after each step.
 
     >>> import anyk
     >>> strategy = anyk.strategy("uncoded", workers=3)
@@ -87,27 +88,38 @@ def floor_seconds(
     by_slot = steps if isinstance(steps, Mapping) else {}
     if steps == first_step or (by_slot and set(by_slot.values()) == {first_step}):
         return 0.0
+    outages = () if log is None or not strategy.layout.fewest else _absences_in_floor(log, cluster.workers)
+    answers = [] if log is None else _answers_in(log)
+    number = None if isinstance(steps, Mapping) else steps
+
+    def check_steps(_: StepRecord) -> None:
+        if by_slot and all(driver.versions[slot] >= version for slot, version in by_slot.items()):
+            driver.end()
+        if on_step is not None:
+            on_step(driver.step)
+
+    virtual = _virtual_twin(cluster, outages)
+    driver = Driver(strategy, virtual, steps=number, answers=answers, warm_start=warm_start, on_step=check_steps)
+    with session(driver):
+        driver.run()
+    return driver.time
+
+
+def _answers_in(log: RunLog) -> list[LossEvaluated | NoiseMeasured]:
+    """Return the driver's answers to the strategy, in their order."""
+    return [event for event in log.events([kind.__name__ for kind in _ANSWERS]) if isinstance(event, _ANSWERS)]
+
+
+def _virtual_twin(cluster: Cluster, outages: Sequence[Outage]) -> Simulated:
+    """Return a simulated cluster with the delays of another; workers are absent during ``outages``."""
     virtual = Simulated(
         cluster.workers,
         delays=cluster.delays,
         seed=cluster.seed,
         byzantine=cluster.byzantine,
         communication=cluster.communication,
-        outages=() if log is None or not strategy.layout.fewest else _absences_in_floor(log, cluster.workers),
+        outages=outages,
     )
     # without a problem nothing is computed, but messages still have their sizes
     virtual.injection.messages = cluster.injection.messages
-    logged = () if log is None else log.events([kind.__name__ for kind in _ANSWERS])
-    answers = [event for event in logged if isinstance(event, _ANSWERS)]
-    number = None if isinstance(steps, Mapping) else steps
-
-    def check_steps(driver: Driver) -> None:
-        if by_slot and all(driver.versions[slot] >= version for slot, version in by_slot.items()):
-            driver.end()
-        if on_step is not None:
-            on_step(driver)
-
-    driver = Driver(strategy, virtual, steps=number, answers=answers, warm_start=warm_start, on_step=check_steps)
-    with session(driver):
-        driver.run()
-    return driver.time
+    return virtual

@@ -282,8 +282,8 @@ class Launch:
             steps,
             log,
             warm_start=driver.warm_start,
-            on_step=lambda floor: self._telling.hooks.stage(
-                f"computing the floor: step {floor.step:,} of {driver.step:,}", always=False
+            on_step=lambda step: self._telling.hooks.stage(
+                f"computing the floor: step {step:,} of {driver.step:,}", always=False
             ),
         )
         log.summarise(

@@ -96,7 +96,7 @@ def check_rows(problem: Problem, strategy: Strategy) -> None:
         raise BadInput(NO_PASS)
     if abilities_of(problem).endless and strategy.layout.epochs:
         raise BadInput("the training data is a stream, which has no epochs; leave out order=epoch")
-    if strategy.layout.epochs and any(abilities_of(each).by_weight for each in each_of(problem)):
+    if strategy.layout.epochs and any(abilities_of(member).by_weight for member in each_of(problem)):
         raise BadInput(
             "order=epoch takes each sample once in an epoch, and sampling='weights' draws samples in proportion to "
             "their weights; leave out one of them"

@@ -20,7 +20,7 @@ _CELL = 0.5  # seconds between redraws in a notebook
 _PLAIN = 2.0  # seconds between lines elsewhere
 
 
-class Progress(Callback):
+class LiveProgress(Callback):
     """A callback that shows loss, metric, steps, seconds and the number of workers on time.
 
     ``console``: by default standard error or, in a notebook, the cell's output, with a plot of the loss.
@@ -81,15 +81,15 @@ class Progress(Callback):
         self._last = now
         return True
 
-    def _show(self, text: str) -> None:
+    def _show(self, line: str) -> None:
         from rich.text import Text
 
         if self._cell is not None:
-            self._cell.show(text)
+            self._cell.show(line)
         elif self._live is not None:
-            self._live.update(Text(text, overflow="ellipsis", no_wrap=True), refresh=True)
+            self._live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
         else:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def in_notebook() -> bool:
@@ -143,7 +143,7 @@ def describe(run: RunInfo, info: StepInfo) -> str:
         parts.append(f"loss {info.loss:.4g}")
     if info.metric is not None:
         parts.append(f"{run.metric} {info.metric:.4f}")
-    parts += [f"{info.workers} of {run.config.workers} workers on time", f"{info.seconds:.1f} s", run.strategy]
+    parts += [f"{info.workers} of {run.config.workers.most} workers on time", f"{info.seconds:.1f} s", run.strategy]
     return "  ".join(parts)
 
 
@@ -153,5 +153,5 @@ def showing(progress: bool, callbacks: Callbacks) -> Iterator[Callbacks]:
     if not progress:
         yield callbacks
         return
-    with Progress() as shown:
-        yield callbacks.also(shown)
+    with LiveProgress() as display:
+        yield callbacks.also(display)

@@ -108,11 +108,11 @@ class LoopModule:
 
     def check_frozen(self) -> None:
         """Raise if the loop trains a parameter that was frozen or another one when it began."""
-        own = set(map(id, self._parameters))
+        trained = set(map(id, self._parameters))
         parameters = dict(self._module.named_parameters())
-        replaced = len(own - set(map(id, parameters.values())))
+        replaced = len(trained - set(map(id, parameters.values())))
         for name, parameter in parameters.items():
-            if parameter.requires_grad and id(parameter) not in own:
+            if parameter.requires_grad and id(parameter) not in trained:
                 if replaced:
                     raise BadInput(
                         f"parameter '{name}' is another object than when the loop began, and what the loop trains are "
@@ -128,9 +128,9 @@ class LoopModule:
         """Give the module's parameters their gradients as torch does, so that it calls their hooks."""
         unused = abilities_of(self._problem).unused_parameters
         with_gradient = []
-        for place, (parameter, piece) in enumerate(_pieces(self._parameters, gradient)):
+        for index, (parameter, piece) in enumerate(_pieces(self._parameters, gradient)):
             parameter.grad = None
-            if parameter.requires_grad and not lacks_gradient(piece.numpy(), unused=place in unused):
+            if parameter.requires_grad and not lacks_gradient(piece.numpy(), unused=index in unused):
                 with_gradient.append((parameter, piece.to(parameter.device)))
         set_gradients(*zip(*with_gradient, strict=True))
 
@@ -155,8 +155,8 @@ class _KeptTensors:
     def of(cls, module: torch.nn.Module, problem: Problem) -> _KeptTensors | None:
         """Return the tensors, None if there are none."""
         values = abilities_of(problem).changing_values
-        kept = None if values is None else cls(module, values, abilities_of(problem).moving_norms)
-        return kept if kept is not None and kept._forms else None
+        tensors = None if values is None else cls(module, values, abilities_of(problem).moving_norms)
+        return tensors if tensors is not None and tensors._forms else None
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that the module has now: the loop may have assigned others to their names."""
@@ -178,30 +178,30 @@ class _KeptTensors:
         :class:`~anyk.BadInput` if a tensor has changed without being noticed.
         """
         changes: dict[int, Array] = {}
-        for place, tensor in enumerate(self._tensors(), self._first):
+        for index, tensor in enumerate(self._tensors(), self._first):
             mark = _mark_of(tensor)
-            last, last_mark = self._seen[place - self._first]
+            last, last_mark = self._seen[index - self._first]
             same = tensor is last and mark == last_mark
-            self._seen[place - self._first] = tensor, mark
+            self._seen[index - self._first] = tensor, mark
             if same and not check:
                 continue
             array = Values.plain({"": tensor})[""]
-            there = sent.get(place, self._values.initial.arrays[place])
-            if array.tobytes() == there.tobytes():
+            sent_before = sent.get(index, self._values.initial.arrays[index])
+            if array.tobytes() == sent_before.tobytes():
                 continue
             if same:
                 raise BadInput(
-                    f"{self._values.array_name(place)} of the module has changed through .data, which went unnoticed: "
+                    f"{self._values.array_name(index)} of the module has changed through .data, which went unnoticed: "
                     "change it by its own methods under torch.no_grad(), so that it travels to the workers"
                 )
-            changes[place] = array
+            changes[index] = array
         return changes
 
     def restore(self, sent: Mapping[int, Array]) -> None:
         """Set the tensors to the arrays that workers have."""
-        for place, tensor in enumerate(self._tensors(), self._first):
-            if place in sent:
-                copy_array(sent[place], tensor.detach())
+        for index, tensor in enumerate(self._tensors(), self._first):
+            if index in sent:
+                copy_array(sent[index], tensor.detach())
 
 
 def _mark_of(tensor: torch.Tensor) -> Any:
@@ -304,7 +304,9 @@ def matching(module: torch.nn.Module, problem: Problem) -> Vector:
             f"the module has {len(renewed)} batch norms with running statistics, which only a TorchProblem can "
             "compute; use one, or give them track_running_stats=False"
         )
-    with_statistics = {name for name, part in module.named_modules() if is_norm(part) and part.running_mean is not None}
+    with_statistics = {
+        name for name, layer in module.named_modules() if is_norm(layer) and layer.running_mean is not None
+    }
     if not set(abilities_of(problem).moving_norms) <= with_statistics:
         raise BadInput("the module's batch norms are not the problem's; make the problem of this module")
     return w
@@ -351,7 +353,8 @@ class _WatchedSteps:
         if any(closure is not None and not _is_round(closure) for closure in closures):
             raise BadInput(
                 f"the closure of {type(optimizer).__name__}.step(closure) computes gradients here, not on the cluster; "
-                "call step() without one, or use anyk.torch.Optimizer, where each evaluation of a closure is a round"
+                "call step() without one, or use anyk.torch.ClusterOptimizer, where each evaluation of a closure is a "
+                "round"
             )
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ class Run(Results, AbstractContextManager["Run"]):
         """Return a table of settings and results, and the loss against seconds, for notebooks."""
         config, line = self.config, (self.history["seconds"], self.history["loss"])
         head = ["strategy", "workers", "cluster", "delays", "steps", "seconds", "loss", self.metric_name]
-        row = config.strategy, config.workers, config.cluster, config.delays, *result_cells(self)
+        row = config.strategy, str(config.workers), config.cluster, config.delays, *result_cells(self)
         return html.table(head, [row]) + html.curves({config.strategy: line}, "loss")
 
     def __exit__(self, *_: object) -> None:
@@ -333,7 +333,7 @@ class Run(Results, AbstractContextManager["Run"]):
         slot = slot or self.slot
         config = self.config
         version = whole("version", version)
-        receipt = logged_receipt(self.log, slot, version, workers=config.workers, partitions=config.partitions)
+        receipt = logged_receipt(self.log, slot, version, workers=config.workers.most, partitions=config.partitions)
         if receipt is None:
             raise BadInput(f"no version {version} of '{slot}'; the run has 1 to {self.steps}")
         return receipt
@@ -415,7 +415,9 @@ def setup(config: SharedConfig) -> ByName:
     problem = config.problem or Recipe()
     return {
         "data": problem.data or problem.problem,
-        "workers": config.workers,
+        "workers": config.workers.most,
+        "fewest": config.workers.fewest,
+        "partitions": config.workers.partitions,
         "delays": config.delays,
         "cluster": config.cluster,
         "seed": config.seed,

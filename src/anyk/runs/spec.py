@@ -12,7 +12,7 @@ from anyk.base.checks import AtLeastOne, Nonnegative, typed
 from anyk.base.errors import BadInput
 from anyk.base.named import names_in_folder
 from anyk.base.plain import values_of
-from anyk.base.specs import with_keys
+from anyk.base.specs import Spec
 from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
 from anyk.codes import Code
@@ -20,7 +20,7 @@ from anyk.delays import Communication, DelayModel
 from anyk.optimizers import Optimizer, Schedule, split_rate
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, Tell, ensure_problem
-from anyk.protocol import Strategy
+from anyk.protocol import Strategy, Workers
 from anyk.runs.callbacks import Callbacks, check_callbacks
 from anyk.runs.defaults import usual_optimizer, with_usual_batch, workers_of
 from anyk.runs.engine.warm_start import WarmStart
@@ -40,7 +40,7 @@ from anyk.runs.limits import (
     plan,
 )
 from anyk.runs.run import Run
-from anyk.strategies import complete_spec, for_fleet, resolve_paths, with_fleet
+from anyk.strategies import complete_spec, resolve_paths
 from anyk.strategies import strategy as build_strategy
 
 
@@ -64,26 +64,60 @@ class Preparation:
     tell: Tell | None = None
 
 
+Requested = Strategy | Code | Spec
+
+
+def workers_on(
+    cluster: Cluster | str,
+    requested: Requested,
+    workers: int | tuple[int, int] | Workers | None,
+    partitions: int | None,
+) -> Workers:
+    """Return the workers of a run: those given, or else as many as the cluster has, the strategy is for, or 30."""
+    made = Workers.of(workers_of(cluster, requested) if workers is None else workers, partitions)
+    if isinstance(cluster, Cluster) and cluster.workers != made.most and made.fewest is not None:
+        raise BadInput(f"the cluster has {cluster.workers} workers, got {made.most} as the largest number")
+    return made
+
+
+def fitted(
+    problem: Problem, requested: Requested, workers: Workers, *, evaluate: Evaluate | None, target: float | None
+) -> tuple[Strategy, Requested]:
+    """Return the strategy of a run on a problem, checked, and the request with the mini-batches of the problem's data.
+
+    Whatever trains builds its strategies here. Raises :class:`~anyk.BadInput` if they do not suit the problem, its
+    evaluation or the workers.
+    """
+    built = build_strategy(requested, workers=workers)
+    strategy = with_usual_batch(problem, built, requested)
+    if strategy is not built and isinstance(requested, Spec):
+        requested = requested.with_keys(values_of(strategy, "batch"))
+    check_rows(problem, strategy)
+    check_hooks(problem, strategy)
+    check_evaluate(evaluate, strategy, target)
+    return strategy, requested
+
+
 @typed
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSpec:
     """The request for a run: objects or their specs; None for a default."""
 
     problem: Problem
-    strategy: Strategy | Code | str | Promise
+    strategy: Strategy | Code | Spec | Promise
     cluster: Cluster | str
-    workers: int | tuple[int, int] | None = None
+    workers: int | tuple[int, int] | Workers | None = None
+    partitions: AtLeastOne | None = None
     delays: DelayModel | str | None = None
     seed: int | None = None
     communication: Communication | DelayModel | str | None = None
     optimizer: Optimizer | str | None = None
+    lr: float | str | Schedule | None = None
     limits: Limits = field(default_factory=Limits)
     begin: WarmStart | Run | str | Path | None = None
     evaluate: Evaluate | str | None = USUAL
     checkpoint_every: Nonnegative = 10.0
     callbacks: Sequence[Any] = ()
-    partitions: AtLeastOne | None = None
-    lr: float | str | Schedule | None = None
 
     @contextlib.contextmanager
     def prepare(self) -> Iterator[Preparation]:
@@ -91,18 +125,11 @@ class RunSpec:
         check_launcher(self.cluster)
         ensure_problem(self.problem)
         promise = self.strategy if isinstance(self.strategy, Promise) else None
-        spec = self._for_fleet() if promise is None else self._as_promised(promise)
-        problem, limits = spec.problem, spec.limits
-        strategy, cluster = spec._build()
-        sampled = with_usual_batch(problem, strategy, spec.strategy)
-        if sampled is not strategy:
-            strategy = sampled
-            if isinstance(spec.strategy, str):
-                spec = replace(spec, strategy=with_keys(spec.strategy, values_of(sampled, "batch")))
-        check_rows(problem, strategy)
-        check_hooks(problem, strategy)
-        evaluate = read_evaluate(spec.evaluate)
-        check_evaluate(evaluate, strategy, limits.target)
+        spec = self if promise is None else self._as_promised(promise)
+        problem, limits, evaluate = spec.problem, spec.limits, read_evaluate(spec.evaluate)
+        workers = workers_on(spec.cluster, spec._strategy, spec.workers, spec.partitions)
+        cluster = spec._build_cluster(workers)
+        strategy, requested = fitted(problem, spec._strategy, workers, evaluate=evaluate, target=limits.target)
         optimizer, warm_start, origin = spec._start_with(strategy, promise)
         first_step = 0 if warm_start is None else warm_start.step
         with evaluating(evaluate, problem) as evaluated:
@@ -112,20 +139,19 @@ class RunSpec:
             limits = limits.within(first_step + usual)
             check_clock(cluster, limits)
             strategy, callbacks = plan(strategy, limits.steps, first_step), check_callbacks(spec.callbacks)
-            text = (
-                complete_spec(spec.strategy, strategy)
-                if isinstance(spec.strategy, str)
-                else resolve_paths(strategy.spec)
+            strategy_text = (
+                complete_spec(requested, strategy) if isinstance(requested, Spec) else resolve_paths(strategy.spec)
             )
             config = describe(
                 RunConfig,
                 problem=problem,
                 cluster=cluster,
+                workers=Workers.of_layout(strategy.layout),
                 optimizer=optimizer,
                 limits=limits,
                 evaluate=evaluate,
                 callbacks=callbacks,
-                strategy=text,
+                strategy=strategy_text,
                 partitions=strategy.layout.partitions,
                 auxiliary=list(strategy.layout.auxiliary),
                 metric=problem.metric,
@@ -146,57 +172,43 @@ class RunSpec:
                 callbacks=callbacks,
             )
 
-    @property
-    def _strategy(self) -> Strategy | str:
-        """The strategy, or its spec."""
-        assert not isinstance(self.strategy, Promise)
-        return self.strategy if isinstance(self.strategy, str) else build_strategy(self.strategy)
-
-    def _for_fleet(self) -> RunSpec:
-        """Return the request with a range of workers, or a number of partitions, as settings of its strategy."""
-        strategy = self._strategy
-        match self.workers:
-            case (fewest, workers):
-                pass
-            case _ if self.partitions is None:
-                return self
-            case count:
-                fewest = workers = count or workers_of(self.cluster, strategy)
-        ready = self.cluster if isinstance(self.cluster, Cluster) else None
-        if ready is not None and ready.workers != workers:
-            raise BadInput(f"the cluster has {ready.workers} workers, got {workers} as the largest number")
-        if isinstance(strategy, str):
-            strategy, _ = with_fleet(strategy, (fewest, workers), self.partitions)
-        else:
-            strategy = for_fleet(strategy, fewest, self.partitions)
-        return replace(self, strategy=strategy, workers=workers if ready is None else None, partitions=None)
-
     def _as_promised(self, promise: Promise) -> RunSpec:
-        """Return the request with the plan's choices; raise if it asks for another number of workers."""
-        ready = self.cluster if isinstance(self.cluster, Cluster) else None
-        workers = self.workers if ready is None else ready.workers
-        if (workers is not None and workers != promise.workers) or self.partitions is not None:
-            got = f"{self.partitions} partitions" if self.partitions else workers
-            raise BadInput(f"the plan is for {promise.workers} workers, got {got}; plan for the fleet that is to train")
+        """Return the request with the plan's choices; raise if it asks for other workers."""
+        expected, got = promise.workers, self.workers
+        if got is None and isinstance(self.cluster, Cluster):
+            got = self.cluster.workers if self.cluster.workers != expected.most else None
+        if got is not None and Workers.of(got, expected.partitions) != expected:
+            raise BadInput(f"the plan is for {expected} workers, got {got}; plan for the fleet that is to train")
+        if self.partitions not in (None, expected.partitions):
+            raise BadInput(
+                f"the plan is for {expected} workers, got {self.partitions} partitions; plan for the fleet that is to "
+                "train"
+            )
         return replace(
             self,
             strategy=promise.strategy,
-            workers=promise.workers if ready is None else None,
+            workers=expected,
+            partitions=None,
             optimizer=promise.optimizer if self.optimizer is None and self.begin is None else self.optimizer,
             limits=self.limits or Limits(target=promise.target),
         )
 
-    def _build(self) -> tuple[Strategy, Cluster]:
-        """Return the strategy and the cluster."""
-        assert not isinstance(self.workers, tuple)
-        strategy = self._strategy
-        cluster, settings = self.cluster, values_of(self, "workers", "delays", "seed", "communication")
-        if isinstance(cluster, str):
-            workers = workers_of(cluster, strategy) if self.workers is None else self.workers
-            cluster = build_cluster(cluster, **settings | {"workers": workers, "seed": self.seed or 0})
-        elif key := next((key for key, value in settings.items() if value is not None), None):
+    @property
+    def _strategy(self) -> Strategy | Spec:
+        """The strategy, or its spec."""
+        assert not isinstance(self.strategy, Promise)
+        return self.strategy if isinstance(self.strategy, Spec) else build_strategy(self.strategy)
+
+    def _build_cluster(self, workers: Workers) -> Cluster:
+        """Return the cluster, which may exist already."""
+        settings = values_of(self, "delays", "seed", "communication")
+        if isinstance(self.cluster, str):
+            return build_cluster(self.cluster, **settings | {"workers": workers.most, "seed": self.seed or 0})
+        if isinstance(self.workers, int) and self.partitions is None:
+            settings["workers"] = self.workers
+        if key := next((key for key, value in settings.items() if value is not None), None):
             raise BadInput(f"the cluster already exists; give {key} when it is created, as in anyk.cluster(…, {key}=…)")
-        return build_strategy(strategy, workers=cluster.workers), cluster
+        return self.cluster
 
     def _start_with(
         self, strategy: Strategy, promise: Promise | None

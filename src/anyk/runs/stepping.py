@@ -17,22 +17,24 @@ import numpy as np
 from anyk.base.arrays import Array, Vector
 from anyk.base.checks import AtLeastOne, check
 from anyk.base.errors import BadInput, RunFailed, outside
+from anyk.base.specs import Spec
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
-from anyk.problems.watch import is_glanced_at
-from anyk.protocol import Strategy
+from anyk.problems.watch import CodeWatch, is_glanced_at
+from anyk.protocol import Strategy, Workers
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
-from anyk.runs.defaults import with_usual_batch
 from anyk.runs.engine.carried_values import CarriedValues
 from anyk.runs.engine.driver import Driver
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate
+from anyk.runs.engine.step_record import StepBegun
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
 from anyk.runs.folder.config import NAME, read_config
 from anyk.runs.log.receipts import Receipt, receipt_after, receipt_of_step
 from anyk.runs.loop_module import LoopModule, matching
 from anyk.runs.run import Run
+from anyk.runs.spec import fitted, workers_on
 from anyk.runs.training import resume, train
 from anyk.strategies import strategy as build_strategy
 
@@ -62,7 +64,7 @@ class Step:
     @cached_property
     def receipts(self) -> tuple[Receipt, ...]:
         """The receipt of each round whose gradient is in the step, when this is first read."""
-        return tuple(self._receipt(self.number * self._rounds + place + 1) for place in range(self._rounds))
+        return tuple(self._receipt(self.number * self._rounds + index + 1) for index in range(self._rounds))
 
     @property
     def receipt(self) -> Receipt:
@@ -113,15 +115,21 @@ class _Loop(Callback):
     _keep: tuple[Any, ...]
     _accumulate: int = 1
     driver: Driver | None = None
+    begun: StepBegun | None = None  # the step that the loop takes
     over: bool = False
     kept: dict[int, Array] = field(default_factory=dict)  # with which the first version travels, by place
 
     def on_begin(self, info: RunInfo) -> None:
         self.driver = info.driver
+        info.driver.before_step = self.note_begun
         carried = info.driver.versions.carried
         if carried is not None:
             carried.rounds = self._accumulate
             carried.change(None, self.kept)
+
+    def note_begun(self, begun: StepBegun) -> None:
+        """Note what is known of the step before the loop takes it."""
+        self.begun = begun
 
     def on_step(self, info: StepInfo) -> None:
         if self.over:
@@ -129,7 +137,7 @@ class _Loop(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each of the user's objects, and how many rounds are accumulated."""
-        return {"accumulate": self._accumulate, "keep": [each.state_dict() for each in self._keep]}
+        return {"accumulate": self._accumulate, "keep": [item.state_dict() for item in self._keep]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the user's objects."""
@@ -143,14 +151,15 @@ class _Loop(Callback):
             raise BadInput(
                 f"the run stores the states of {len(states)} objects, keep has {len(self._keep)}; give the same"
             )
-        for each, state in zip(self._keep, states, strict=True):
-            each.load_state_dict(state)
+        for item, state in zip(self._keep, states, strict=True):
+            item.load_state_dict(state)
 
 
 @dataclass(eq=False, repr=False)
 class SteppedRounds:
     """The steps of a run, taken by the loop that iterates over them; the result of :func:`rounds`."""
 
+    strategy: Strategy
     _problem: Problem
     _start: Callable[..., Run]
     _into: Any
@@ -200,10 +209,7 @@ class SteppedRounds:
                 if module is not None:
                     module.check_frozen()
                 if watch is not None:
-                    if step.number.bit_count() == 1 or step.number + 1 == self._last:
-                        watch.check()
-                    elif is_glanced_at(step.number):
-                        watch.glance()
+                    self._look(watch, step.number)
                 if module is not None:
                     module.begin_step(step.model, step.gradient)
                 try:
@@ -227,6 +233,13 @@ class SteppedRounds:
         remarks = [] if check_unchanged is None else check_unchanged(begins=self._resumed is None)
         for remark in remarks if self._into is None else ():  # the loop's module is what it begins with
             warnings.warn(remark, RuntimeWarning, stacklevel=outside())
+
+    def _look(self, watch: CodeWatch, number: int) -> None:
+        """Have the problem's code compared with what it was, more rarely the more steps there have been."""
+        if number.bit_count() == 1 or number + 1 == self._last:
+            watch.check()
+        elif is_glanced_at(number):
+            watch.glance()
 
     def _say_where(self, number: int) -> None:
         """Report on standard error where a resumed loop continues."""
@@ -269,14 +282,14 @@ class SteppedRounds:
 
     def receipt(self, version: int) -> Receipt:
         """Return the receipt of a version, which may be the one that the loop is making."""
-        driver = self._loop.driver
-        assert driver is not None
+        driver, begun = self._loop.driver, self._loop.begun
+        assert driver is not None and begun is not None
         slot = driver.strategy.layout.slots[0]
         if self._run is not None:
             return self._run.receipt(version)
         if self._waiting:  # the run's thread does not use the log meanwhile
-            making = driver.versions[slot] + 1 == version
-            receipt = receipt_of_step(driver) if making else receipt_after(driver, slot, version)
+            making = begun.version == version
+            receipt = receipt_of_step(driver, begun) if making else receipt_after(driver, slot, version)
             if receipt is not None:
                 return receipt
         raise BadInput(f"ask for the receipt of step {version} in the loop's body, or of the run after the loop")
@@ -313,6 +326,8 @@ def rounds(
     strategy: Strategy | Code | str,
     cluster: Cluster,
     *,
+    workers: tuple[int, int] | Workers | None = None,
+    partitions: int | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     into: torch.nn.Module | None = None,
@@ -347,8 +362,9 @@ def rounds(
     objects with ``state_dict`` and ``load_state_dict``. Their states are part of the checkpoints and are restored
     before the first step, as are the parameters of ``into``. Other states of the loop are not saved.
 
-    Limits, ``evaluate`` and ``callbacks`` are as in :func:`anyk.train`. Leaving the loop early, also by an
-    exception, ends the run with that step. Afterwards the attribute ``run`` of the result is the run.
+    ``workers``: a range such as ``(4, 16)`` within which the workers of the cluster join and leave, with ``partitions``
+    of the data; both, limits, ``evaluate`` and ``callbacks`` are as in :func:`anyk.train`. Leaving the loop early, also
+    by an exception, ends the run with that step. Afterwards the attribute ``run`` of the result is the run.
 
     Raises :class:`~anyk.BadInput` for strategies whose workers take the steps (local updates) or that train
     several models, and if the module's parameters or batch norms are not the problem's. The loop raises the exception
@@ -364,7 +380,9 @@ def rounds(
     """
     ensure_problem(problem)
     check(cluster, Cluster, "cluster")
-    built = with_usual_batch(problem, build_strategy(strategy, workers=cluster.workers), strategy)
+    requested = Spec(strategy) if isinstance(strategy, str) else strategy
+    present = workers_on(cluster, requested, workers, partitions)
+    built, _ = fitted(problem, requested, present, evaluate=read_evaluate(evaluate), target=None)
     if built.layout.inner is not None:
         raise BadInput(f"under '{built.spec}' workers take the steps: there are no gradients to hand out")
     if len(built.layout.slots) > 1:
@@ -389,6 +407,7 @@ def rounds(
     loop = _Loop(_with_states(keep), accumulate)
     listeners = Callbacks((*check_callbacks(callbacks), loop))
     return SteppedRounds(
+        strategy=built,
         _problem=problem,
         _start=start,
         _into=into,
@@ -414,12 +433,13 @@ def _with_states(keep: Any) -> tuple[Any, ...]:
 
 def _check_same(folder: Path, strategy: Strategy, cluster: Cluster) -> None:
     """Raise :class:`~anyk.BadInput` if the run in a folder has another strategy or cluster than the loop."""
-    config = read_config(folder)
-    before = build_strategy(config.strategy, workers=config.workers).spec
+    config, workers = read_config(folder), Workers.of_layout(strategy.layout)
+    before = build_strategy(config.strategy, workers=config.workers)
     for name, stored, requested in (
-        ("strategy", before, strategy.spec),
+        ("strategy", before.spec, strategy.spec),
         ("cluster", config.cluster, cluster.spec),
-        ("workers", config.workers, cluster.workers),
+        ("workers", str(config.workers), str(workers)),
+        ("partitions", config.partitions, strategy.layout.partitions),
     ):
         if stored != requested:
             raise BadInput(

@@ -14,14 +14,14 @@ from anyk.base.checks import typed
 from anyk.base.errors import BadInput
 from anyk.base.named import names_in_folder
 from anyk.base.plain import from_plain
-from anyk.base.specs import with_keys
+from anyk.base.specs import Spec
 from anyk.clusters import Cluster
 from anyk.codes import Code
 from anyk.delays import Communication, DelayModel
 from anyk.optimizers import Optimizer, Schedule
 from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.problems.many import ManyProblems
-from anyk.protocol import Strategy
+from anyk.protocol import Strategy, Workers
 from anyk.runs.callbacks import check_callbacks
 from anyk.runs.defaults import workers_of
 from anyk.runs.engine.warm_start import WarmStart
@@ -54,7 +54,7 @@ def train(
     strategy: Strategy | Code | str | Promise,
     cluster: Cluster | str = "processes",
     *,
-    workers: int | tuple[int, int] | None = None,
+    workers: int | tuple[int, int] | Workers | None = None,
     partitions: int | None = None,
     delays: DelayModel | str | None = None,
     seed: int | None = None,
@@ -109,7 +109,7 @@ def train(
     """
     spec = RunSpec(
         problem=problem,
-        strategy=strategy,
+        strategy=Spec(strategy) if isinstance(strategy, str) else strategy,
         cluster=cluster,
         workers=workers,
         partitions=partitions,
@@ -118,7 +118,7 @@ def train(
         communication=communication,
         optimizer=optimizer,
         lr=lr,
-        limits=Limits(steps, seconds, target),
+        limits=Limits(steps=steps, seconds=seconds, target=target),
         begin=begin,
         evaluate=evaluate,
         checkpoint_every=checkpoint_every,
@@ -191,14 +191,13 @@ def resume(
         raise BadInput(f"'{folder}' is a copy by a Mirror and has no checkpoint; resume the folder of the run itself")
     if evaluate != _AS_BEFORE:
         config = structs.replace(config, evaluate=spec_of(read_evaluate(evaluate)))
-    if config.workers > _MANY:  # a stranger's number, for which a code may be constructed for hours
+    most = config.workers.most
+    if most > _MANY:  # a stranger's number, for which a code may be constructed for hours
         with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
             present = len(log.started()[1])
-        if config.workers > _MANY * max(1, present):
-            raise BadInput(
-                f"{of} names {config.workers:,} workers, its log begins with {present:,}; restore its folder"
-            )
-    previous, limits = config.steps, Limits(steps, seconds, target)
+        if most > _MANY * max(1, present):
+            raise BadInput(f"{of} names {most:,} workers, its log begins with {present:,}; restore its folder")
+    previous, limits = config.steps, Limits(steps=steps, seconds=seconds, target=target)
     if limits:
         if limits.endless:
             with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
@@ -207,20 +206,21 @@ def resume(
     with (
         names_in_folder(folder, config.digests.code, trust=trust),
         with_plugins(config, of),
-        showing(progress, check_callbacks(callbacks)) as shown,
+        showing(progress, check_callbacks(callbacks)) as display,
     ):
-        config = with_callbacks(config, shown.specs)
+        config = with_callbacks(config, display.specs)
         rebuilt = rebuild(folder, config, of, call="anyk.resume", problem=problem, optimizer=optimizer, trust=trust)
         spec = RunSpec(
             problem=rebuilt.problem,
             strategy=config.strategy,
             cluster=rebuilt.cluster,
+            workers=config.workers,
             optimizer=rebuilt.optimizer,
             limits=config.limits,
             begin=None if config.begin is None else WarmStart.load(folder),
             evaluate=config.evaluate,
             checkpoint_every=checkpoint_every,
-            callbacks=shown,
+            callbacks=display,
         )
         with spec.prepare() as prepared:
             return _resume(replace(prepared, config=config, tell=tell), folder, previous)
@@ -239,10 +239,8 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
                 step = min(saved.state["versions"].values())
                 prepared.tell(nothing_left(step, f"it has reached its limit ({reached})"))
             return Run.open(folder)
-        check_further = strategy.facts.check_further
-        if check_further and saved and previous and steps != previous:
-            state = from_plain(strategy.State, saved.state["strategy"], strategy)
-            check_further(state, previous, 0 if config.begin is None else config.begin.step)
+        if saved is not None and previous and steps != previous:
+            _check_further(strategy, saved, config, previous)
         if saved is not None and saved.instead is not None:
             step = min(saved.state["versions"].values())
             _tell(prepared, f"{saved.instead}; continuing from the checkpoint before, at step {step}")
@@ -255,6 +253,14 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
         return Launch(prepared, log, folder, saved).run()
 
 
+def _check_further(strategy: Strategy, saved: checkpoints.Saved, config: RunConfig, previous: int) -> None:
+    """Raise :class:`~anyk.BadInput` if the strategy cannot go on after its earlier limit of steps."""
+    check_further = strategy.facts.check_further
+    if check_further:
+        state = from_plain(strategy.State, saved.state["strategy"], strategy)
+        check_further(state, previous, 0 if config.begin is None else config.begin.step)
+
+
 def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
     """Return the limit that a complete run has reached, as text; empty if there is something left to do."""
     versions: dict[str, int] = saved.state["versions"]
@@ -264,11 +270,17 @@ def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
         return ""
     with opened as run:
         ended = bool(run.summary) and not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])
-        kept = (run.config.evaluate, run.config.callbacks) == (config.evaluate, config.callbacks)
-        if saved.instead or not ended or not kept or newest_versions(run.log) != versions:
+        unchanged = (run.config.evaluate, run.config.callbacks) == (config.evaluate, config.callbacks)
+        if saved.instead or not ended or not unchanged or newest_versions(run.log) != versions:
             return ""
-        if config.target is not None and config.target == run.config.target and run.time_to_target is not None:
+        same_target = config.target is not None and config.target == run.config.target
+        if same_target and run.time_to_target is not None:
             return f"target = {config.target:g}"
+    return _limit_reached(saved, config)
+
+
+def _limit_reached(saved: checkpoints.Saved, config: RunConfig) -> str:
+    versions: dict[str, int] = saved.state["versions"]
     steps = min(version for slot, version in versions.items() if slot not in config.auxiliary)
     if config.steps is not None and steps >= config.steps:
         return f"steps = {config.steps}"
@@ -277,12 +289,12 @@ def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
     return ""
 
 
-def _tell(prepared: Preparation, text: str) -> None:
+def _tell(prepared: Preparation, sentence: str) -> None:
     """Report to the user who resumes a run; without ``tell``, by a warning at the call of :func:`resume`."""
     if prepared.tell is None:
-        warnings.warn(text, RuntimeWarning, stacklevel=5)
+        warnings.warn(sentence, RuntimeWarning, stacklevel=5)
     else:
-        prepared.tell(text)
+        prepared.tell(sentence)
 
 
 # ------------------------------------------------------------------------------------------- several models
@@ -293,9 +305,10 @@ def train_many(
     strategy: Strategy | str,
     cluster: Cluster | str = "processes",
     *,
-    workers: int | tuple[int, int] | None = None,
+    workers: int | tuple[int, int] | Workers | None = None,
+    partitions: int | None = None,
     steps: int | None = None,
-    **rest: Any,
+    **options: Any,
 ) -> Run:
     """Train a model for each of ``problems`` simultaneously: round t starts a step of model t mod M.
 
@@ -314,21 +327,18 @@ def train_many(
         raise BadInput(f"problems must be a list of problems, one for each model, got {problems!r}")
     trained, models = combine(problems)
     if isinstance(strategy, str):
-        strategy = with_keys(strategy, {"models": models})
-        most = workers_of(cluster, strategy) if workers is None else workers
-        built = build_strategy(strategy, workers=most[-1] if isinstance(most, tuple) else most)
-    else:
-        built = build_strategy(strategy)
+        strategy = Spec(strategy).with_keys({"models": models})
+    built = build_strategy(strategy, workers=workers_of(cluster, strategy) if workers is None else workers)
     if len(built.layout.slots) != models:
         raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models, there are {models} problems")
-    return train(trained, strategy, cluster, workers=workers, steps=steps, **rest)
+    return train(trained, strategy, cluster, workers=workers, partitions=partitions, steps=steps, **options)
 
 
 def combine(problem: Problem | Sequence[Problem]) -> tuple[Problem, int]:
     """Return one problem that stands for all problems, and their number; raise for other objects."""
     problems = problem if isinstance(problem, Sequence) else [problem]
-    for each in problems:
-        ensure_problem(each)
+    for member in problems:
+        ensure_problem(member)
     if not problems:
         raise BadInput("there is no problem to train on")
     return (ManyProblems(problem) if isinstance(problem, Sequence) else problem), len(problems)

@@ -10,15 +10,12 @@ from anyk.strategies.closed_forms import discard_seconds
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.construction import (
     complete_spec,
-    fleet_keys,
-    for_fleet,
     from_spec,
     register,
     registry,
     resolve_paths,
     rounds,
     strategy,
-    with_fleet,
 )
 from anyk.strategies.crew import Crew, CrewStrategy
 from anyk.strategies.kfamily.growth import AdaSync, Gradual, Growth, adapted_k, k_for_delays, k_for_noise
@@ -126,8 +123,6 @@ __all__ = [
     "complete_spec",
     "discard_seconds",
     "fedbuff",
-    "fleet_keys",
-    "for_fleet",
     "from_spec",
     "gradual",
     "hierarchical",
@@ -148,5 +143,4 @@ __all__ = [
     "strategy",
     "wait_rule",
     "wait_rules",
-    "with_fleet",
 ]

@@ -8,7 +8,7 @@ from anyk import codes
 from anyk.base.checks import typed
 from anyk.codes import rising
 from anyk.codes.made import LEFT_OUT
-from anyk.protocol import CancelMode, Strategy
+from anyk.protocol import CancelMode, Strategy, Workers
 from anyk.strategies.averaging.adapting import AdaptingSteps
 from anyk.strategies.averaging.cooperative import CooperativeSGD
 from anyk.strategies.averaging.gossip import Barrier, DecentralisedSGD, ElasticSGD, MatchaSGD
@@ -398,4 +398,4 @@ register("m-sgc", grid=lambda workers: _bursty("m-sgc", workers))(Multiplexed)
 @register("compressed", grid=lambda workers: ())  # needs another strategy
 def _compressed(workers: int, *, of: StrategySpec = "sync", by: str = "qsgd") -> Strategy:
     """A strategy whose messages are compressed: of=(SPEC), by=(SPEC of 'anyk list compressors')."""
-    return Compressed(from_spec(of, workers=workers), by)
+    return Compressed(from_spec(of, Workers(most=workers)), by)

@@ -15,23 +15,24 @@ from anyk.strategies.wait import Wait
 def discard_seconds(k: int, workers: int, mean: float, *, batch: bool = False) -> float:
     """Return the expected seconds of a step if workers finish in vain (``cancel=discard``), for exponential delays.
 
-    They follow from the Markov chain with states (workers on the current version, gradients collected). After a step
-    of K-sync, its k workers start on the new version immediately; after a step of K-batch-sync (``batch``), the last
-    one does. The others follow when they finish.
+    They follow from the Markov chain with states (gradients collected, workers on the current version). After a step of
+    K-sync, its k workers start on the new version immediately; after a step of K-batch-sync (``batch``), the last one
+    does. The others follow when they finish what they compute in vain.
 
     >>> round(discard_seconds(4, 8, 1.0), 7), round(discard_seconds(4, 8, 1.0, batch=True), 7)
     (1.0343494, 1.0756072)
     """
-    n = workers
-    after = np.zeros(n + 2)  # expected remaining time with c + 1 collected, by workers on the current version
-    for c in reversed(range(k)):
-        busy = n if batch else n - c
-        now = np.zeros(n + 2)
-        for f in reversed(range(busy + 1)):
-            others = 1.0 / busy + (busy - f) / busy * now[f + 1]
-            now[f] = others + f / busy * (after[f] if batch else after[f - 1]) if f else others
-        after = now
-    return float(mean * after[1 if batch else k])
+    # the expected remaining time, in means of the delay, by the number of workers on the current version
+    with_one_more = np.zeros(workers + 2)
+    for collected in reversed(range(k)):
+        busy = workers if batch else workers - collected  # in K-sync a worker rests once its gradient is collected
+        remaining = np.zeros(workers + 2)
+        for current in reversed(range(busy + 1)):
+            remaining[current] = 1.0 / busy + (busy - current) / busy * remaining[current + 1]
+            if current:
+                remaining[current] += current / busy * with_one_more[current if batch else current - 1]
+        with_one_more = remaining
+    return float(mean * with_one_more[1 if batch else k])
 
 
 def finishing_in_vain(k: int, workers: int, delays: DelayLaw, *, batch: bool) -> Pace:
@@ -72,8 +73,8 @@ def uncoded_pace(code: Code, rule: Wait, method: Method, delays: DelayLaw, *, in
     def residual_of(count: int) -> float:  # equal for all sets of replies of this size
         return float(code.decode(range(count), decoder=method).residual)
 
-    ends = sorted({0.0, *rule.changes()})
-    needs = [rule.required_replies(n, seconds, residual_of) for seconds in ends]
+    since = sorted({0.0, *rule.changes()})
+    needs = [rule.required_replies(n, seconds, residual_of) for seconds in since]
     if None in needs:
         return Pace(None, 0.0, f"no closed form for wait={rule}; simulate")
     counts = [n if need is None else min(need, n) for need in needs]
@@ -85,20 +86,21 @@ def uncoded_pace(code: Code, rule: Wait, method: Method, delays: DelayLaw, *, in
         return Pace(None, 0.0, "no closed form when a delay cannot be interrupted; simulate")
     if len(set(counts)) == 1:
         return Pace(delays.order_statistic(counts[0], n), 0.0, f"mean of the {_ordinal(counts[0])} of {n} delays")
-    seconds = _seconds_short_of(counts, ends, n, delays)
+    seconds = _seconds_short_of(counts, since, n, delays)
     if seconds is None:
         return Pace(None, 0.0, f"no closed form for wait={rule} and {delays.spec}; simulate")
     return Pace(seconds, 0.0, f"integral of the chance that wait={rule} is not met yet")
 
 
-def _seconds_short_of(counts: Sequence[int], ends: Sequence[float], workers: int, delays: DelayLaw) -> float | None:
-    """Return the mean seconds until enough replies; ``counts``: how many are enough from each of ``ends`` on.
+def _seconds_short_of(counts: Sequence[int], since: Sequence[float], workers: int, delays: DelayLaw) -> float | None:
+    """Return the mean seconds until enough replies; ``counts[i]`` are enough from ``since[i]`` on.
 
     None without a closed form.
     """
-    last = delays.order_statistic(counts[-1], workers)
-    pieces = [delays.short_of(k, workers, *piece) for k, piece in zip(counts, pairwise(ends), strict=False)]
-    before = delays.short_of(counts[-1], workers, 0.0, ends[-1])
-    if last is None or before is None or None in pieces:
+    pieces = [delays.short_of(k, workers, *piece) for k, piece in zip(counts, pairwise(since), strict=False)]
+    # the last piece has no end: all the seconds short of the last count, without those before the piece
+    whole = delays.order_statistic(counts[-1], workers)
+    before = delays.short_of(counts[-1], workers, 0.0, since[-1])
+    if whole is None or before is None or None in pieces:
         return None
-    return last - before + sum(piece or 0.0 for piece in pieces)
+    return whole - before + sum(piece or 0.0 for piece in pieces)

@@ -114,7 +114,7 @@ class Compressed(Strategy):
         match event:
             case Lost(worker=worker):
                 s.last.pop(worker, None)  # the part that it had omitted is lost
-                s.tasks = {task: at for task, at in s.tasks.items() if at[0] != worker}
+                s.tasks = {task: work for task, work in s.tasks.items() if work[0] != worker}
             case Failed(task=task):
                 s.tasks.pop(task, None)
             case Reply(worker=worker, task=task) if task in s.tasks and task > s.last.get(worker, -1):

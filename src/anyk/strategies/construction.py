@@ -11,11 +11,13 @@ from anyk.base import specs
 from anyk.base.checks import Share
 from anyk.base.checks import check as checked
 from anyk.base.errors import BadInput
-from anyk.protocol import CancelMode, Strategy
+from anyk.base.specs import Spec
+from anyk.protocol import CancelMode, Strategy, Workers
+from anyk.strategies.compressed import Compressed
 from anyk.strategies.rounds.balance import Balance
 from anyk.strategies.rounds.checked_rounds import CheckedRounds
 from anyk.strategies.rounds.coded_rounds import Rounds
-from anyk.strategies.rounds.elastic import PARTITIONS, Elastic
+from anyk.strategies.rounds.elastic import Elastic
 from anyk.strategies.rounds.gradients import Gradients
 from anyk.strategies.rounds.on_demand import ProgressRounds
 from anyk.strategies.rounds.scaling import Scaling
@@ -86,54 +88,65 @@ def _coded_rounds(
     return Rounds(code, work=work, changes=balance_of(balance), **keys)
 
 
-def resolve_paths(spec: str, change: Callable[[str], str] = specs.absolute) -> str:
+def resolve_paths(spec: str, change: Callable[[str], str] = specs.absolute) -> Spec:
     """Return a strategy's spec that is valid in any folder: files have absolute paths, or the results of ``change``."""
     return specs.with_files(spec, change, registry, codes.registry)
 
 
-def complete_spec(spec: str, built: Strategy) -> str:
+def complete_spec(spec: str, built: Strategy) -> Spec:
     """Return a spec with absolute paths, and with the numbers that it omits taken from the strategy built from it.
 
     >>> complete_spec("k-sync", strategy("k-sync", workers=30)), complete_spec("frc", strategy("frc", workers=30))
     ('k-sync:k=15', 'frc:load=3')
     """
-    spec = resolve_paths(spec)
-    (name, values), (built_name, chosen_values) = specs.parse(spec), specs.parse(built.spec)
-    if name == "k-sync":
-        return specs.with_keys(spec, {"k": usual_k(built.layout.workers, None)})
-    if name != built_name or "" in values or "" in chosen_values:
-        return spec
-    return specs.with_keys(spec, {key: value for key, value in chosen_values.items() if value.isdigit()})
+    given, chosen = resolve_paths(spec), Spec(built.spec)
+    if given.name == "k-sync":
+        return given.with_keys({"k": usual_k(built.layout.workers, None)})
+    if given.name != chosen.name or "" in given.keys or "" in chosen.keys:
+        return given
+    return given.with_keys({key: value for key, value in chosen.keys.items() if value.isdigit()})
 
 
-def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -> Strategy:
+def strategy(
+    spec: str | Strategy | codes.Code,
+    *,
+    workers: int | tuple[int, int] | Workers | None = None,
+    partitions: int | None = None,
+) -> Strategy:
     """Return the strategy of a spec for ``workers`` workers, or of a code; a strategy is returned unchanged.
 
-    The spec of a code is a strategy of rounds, with the further keys ``wait``, ``scaling``, ``cancel`` and ``decoder``.
-    Raises :class:`~anyk.BadInput` if the spec is wrong, or if a code or strategy is for another number of
-    workers.
+    ``workers``: a number, or a range such as ``(4, 16)`` for a strategy whose workers join and leave, which has
+    ``partitions`` of the data (by default 4 for each worker). The spec of a code is a strategy of rounds, with the
+    further keys ``wait``, ``scaling``, ``cancel`` and ``decoder``. Raises :class:`~anyk.errors.BadInput` if the spec
+    is wrong, if a code or strategy is for another number of workers, or cannot follow workers that join and leave.
 
-    >>> strategy("agc:load=3,wait=11", workers=30).spec
-    'frc:load=3,wait=11'
+    >>> strategy("agc:load=3,wait=11", workers=30).spec, strategy("frc:stragglers=2", workers=(4, 16)).layout.partitions
+    ('frc:load=3,wait=11', 64)
     """
-    if not isinstance(spec, str):
-        built = rounds(spec) if isinstance(spec, codes.Code) else spec
-        if not all(hasattr(built, part) for part in ("layout", "start", "on", "spec")):
-            raise BadInput(f"strategy must be a spec such as 'frc:load=3', a strategy or a code, got {spec!r}")
-        if workers is not None and built.layout.workers != workers:
-            raise BadInput(f"the strategy is for {built.layout.workers} workers, the cluster has {workers}")
+    if isinstance(spec, str):
+        given = Workers.of(workers, partitions)
+
+        def build(spec: str, workers: int) -> Strategy:
+            return from_spec(spec, replace(given, most=workers))
+
+        return specs.build_or_suggest(build, Spec(spec), given.most)
+    built = rounds(spec) if isinstance(spec, codes.Code) else spec
+    if not all(hasattr(built, part) for part in ("layout", "start", "on", "spec")):
+        raise BadInput(f"strategy must be a spec such as 'frc:load=3', a strategy or a code, got {spec!r}")
+    if workers is None:
         return built
-    return specs.build_or_suggest(from_spec, spec, checked(workers, int, "workers"))
+    given = Workers.of(workers, partitions)
+    if built.layout.workers != given.most:
+        raise BadInput(f"the strategy is for {built.layout.workers} workers, the cluster has {given.most}")
+    return built if given.fewest is None else _changing(built, given)
 
 
-def for_fleet(strategy: Strategy, fewest: int, partitions: int | None = None) -> Rounds:
-    """Return a strategy whose workers join and leave: from ``fewest`` to the number that it was made for.
-
-    ``partitions``: m, by default 4 for each worker. Raises :class:`~anyk.BadInput` if the strategy cannot.
-
-    >>> for_fleet(strategy("frc:stragglers=2", workers=16), fewest=4).spec
-    'frc:stragglers=2,fewest=4,partitions=64'
-    """
+def _changing(strategy: Strategy, workers: Workers) -> Strategy:
+    """Return a strategy whose workers join and leave; raise :class:`~anyk.BadInput` if it cannot."""
+    if Workers.of_layout(strategy.layout) == workers:
+        return strategy
+    if isinstance(strategy, Compressed):
+        return Compressed(_changing(strategy.of, workers), strategy.by)
     if not isinstance(strategy, Rounds):
         raise BadInput(
             f"'{strategy.spec}' is for a fixed number of workers; for a fleet that changes use rounds of uncoded, "
@@ -144,51 +157,48 @@ def for_fleet(strategy: Strategy, fewest: int, partitions: int | None = None) ->
             f"'{strategy.spec}' has a rule by which its code changes already; leave out that, or the range and "
             "partitions"
         )
-    partitions = PARTITIONS * strategy.layout.workers if partitions is None else partitions
-    return replace(strategy, changes=Elastic(fewest, partitions))
+    assert workers.fewest is not None and workers.partitions is not None
+    return replace(strategy, changes=Elastic(workers.fewest, workers.partitions))
 
 
-def with_fleet(spec: str, workers: int | tuple[int, int], partitions: int | None = None) -> tuple[str, int]:
-    """Return a spec for a number or a range of workers, and the (largest) number.
-
-    ``partitions``: m, whatever the number of workers; by default 4 for each worker of a range. Raises
-    :class:`~anyk.BadInput` if the spec has a range or partitions of its own.
-
-    >>> with_fleet("uncoded", (4, 16))
-    ('uncoded:fewest=4,partitions=64', 16)
-    """
-    if isinstance(workers, int):
-        if partitions is None:
-            return spec, workers
-        workers = workers, workers
-    fewest, most = workers
-    given = specs.parse(spec)[1]
-    if "fewest" in given or (partitions is not None and "partitions" in given):
-        raise BadInput(f"'{spec}' has its own range of workers or partitions; leave out either")
-    partitions = PARTITIONS * most if partitions is None else partitions
-    return specs.with_keys(spec, {"fewest": fewest, "partitions": partitions}), most
-
-
-def fleet_keys(spec: str) -> dict[str, str]:
-    """Return the range of workers and the partitions in a spec; empty for a fixed number of workers."""
-    values = specs.parse(spec)[1]
-    return {key: values[key] for key in ("fewest", "partitions") if key in values and "fewest" in values}
-
-
-def from_spec(spec: str, workers: int) -> Strategy:
+def from_spec(spec: str, workers: Workers) -> Strategy:
     """Return the strategy of a spec, as :func:`strategy` does, but without suggestions if that fails."""
-    name, values = specs.parse(spec)
-    if "fewest" in values:
-        fewest = specs.read(values.pop("fewest"), int, f"fewest in '{spec}'")
-        partitions = specs.read(values.pop("partitions", "none"), int | None, f"partitions in '{spec}'")
-        return for_fleet(from_spec(specs.show(name, values), workers), fewest, partitions)
+    spec = Spec(spec)
+    built = _of_entry(spec, workers.most)
+    if workers.fewest is None:
+        return built
+    if "partitions" in spec.keys:
+        raise BadInput(
+            f"'{spec}' has its own partitions, which are for a fixed number of workers; leave them out, and give those "
+            "of the run: partitions=…, or --partitions"
+        )
+    return _changing(built, workers)
+
+
+def _of_entry(spec: Spec, workers: int) -> Strategy:
+    """Return the strategy of a spec for a fixed number of workers: a registered one, or rounds of a registered code."""
+    name, keys = spec.name, dict(spec.keys)
     if name in registry.entries or (name not in codes.registry.entries and name in registry):
+        _refuse_range(spec, registry.entries[name], workers)
         return registry.build(spec, workers=workers)
     if name not in codes.registry:
         registry.entry(name, also=tuple(codes.registry.entries))
-    if "" in values:
-        raise BadInput(f"'{values['']}' in '{spec}' should be key=value, as in name:key=value,key=value")
+    _refuse_range(spec, codes.registry.entries[name], workers)
+    if "" in keys:
+        raise BadInput(f"'{keys['']}' in '{spec}' should be key=value, as in name:key=value,key=value")
     own: dict[str, Any] = {
-        key: specs.read(values.pop(key), kind, f"{key} in '{spec}'") for key, kind in _KEYS.items() if key in values
+        key: specs.read(keys.pop(key), kind, f"{key} in '{spec}'") for key, kind in _KEYS.items() if key in keys
     }
-    return rounds(codes.registry.build_parsed(spec, name, values, workers=workers), **own)
+    return rounds(codes.registry.build_parsed(spec, name, keys, workers=workers), **own)
+
+
+def _refuse_range(spec: Spec, entry: specs.Entry[Any], workers: int) -> None:
+    """Raise for a range of workers, or partitions, in a spec: they are settings of the run."""
+    instead = {
+        "fewest": "workers=({0}, {1}), or --workers {0}..{1}",
+        "partitions": "partitions={0}, or --partitions {0}",
+    }
+    for key, words in instead.items():
+        if key in spec.keys and key not in entry.parameters():
+            setting = words.format(spec.keys[key], workers)
+            raise BadInput(f"{key} in '{spec}' is a setting of the run, not of its strategy; give {setting}")

@@ -148,8 +148,10 @@ class CrewStrategy(Strategy, Generic[S]):
         super().__init_subclass__(**keywords)
         for name in vars(cls):
             if name.startswith("on_") and name not in _METHODS.values():
-                known = f"the methods are {', '.join(_METHODS.values())}"
-                raise BadInput(f"no event calls {name}() of {cls.__name__}; {suggest(name, _METHODS.values(), known)}")
+                methods = f"the methods are {', '.join(_METHODS.values())}"
+                raise BadInput(
+                    f"no event calls {name}() of {cls.__name__}; {suggest(name, _METHODS.values(), methods)}"
+                )
         cls.handlers = {event: getattr(cls, name, lambda *_: ()) for event, name in _METHODS.items()}
 
     def on(self, state: S, event: Event) -> Commands:
@@ -164,10 +166,10 @@ class CrewStrategy(Strategy, Generic[S]):
         state.crew.lose(event)
         return self.worker_left(state, event.worker)
 
-    def cannot_step(self, state: Any, why: str) -> list[Command]:
+    def cannot_step(self, state: Any, reason: str) -> list[Command]:
         """Return the command that ends a run in which step ``state.version`` cannot be taken."""
         hopeless: list[Command] = state.crew.stop_if_hopeless()
-        return hopeless or [Stop(f"step {state.version} cannot be taken under '{self.spec}': {why}", failed=True)]
+        return hopeless or [Stop(f"step {state.version} cannot be taken under '{self.spec}': {reason}", failed=True)]
 
     def worker_returned(self, state: S, worker: int) -> Commands:
         """Return the commands that follow when a worker has joined."""

@@ -123,7 +123,10 @@ class Wait:
         raise NotImplementedError("a wait rule defines enough()")
 
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
-        """Return the seconds after the start of this round at which ``enough`` is to be called again."""
+        """Return the seconds after the start of this round at which ``enough`` is to be called again.
+
+        A round asks once, when it begins and has no replies yet.
+        """
         return ()
 
     def counts(self) -> tuple[int, ...]:
@@ -150,8 +153,8 @@ class Wait:
     def __str__(self) -> str:
         """Return the rule as text, from which it can be built again; by default its name and fields."""
         values = {f.name: getattr(self, f.name) for f in fields(cast(Any, self))}
-        text = show(self.name, values)
-        return f"({text})" if "," in text else text
+        spec = show(self.name, values)
+        return f"({spec})" if "," in spec else spec
 
     def __or__(self, other: Wait) -> Wait:
         return AnyOf(self, other)
@@ -387,36 +390,36 @@ _SUFFIXES: dict[str, tuple[Callable[[float], Wait], str]] = {
 _UNITS = {"sec": "s", "secs": "s", "second": "s", "seconds": "s", "percent": "%", "mads": "mad"}  # as others write them
 
 
-def _misspelt(text: str) -> BadInput:
+def _misspelt(spec: str) -> BadInput:
     """Return the error about a part of a rule that cannot be read, with what may have been meant."""
-    name = re.fullmatch(r"([a-z][\w-]*)(:.*)?", text, re.IGNORECASE)
+    name = re.fullmatch(r"([a-z][\w-]*)(:.*)?", spec, re.IGNORECASE)
     if name is not None:
         names = [*registry.entries, "all"]
         hint = suggest(name[1].lower(), names, f"wait should be {_FORMS}")
         return UnknownName(f"wait rule '{name[1]}'", "; ".join([hint, *installed.failures()]))
-    number = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)([a-z]+)", text, re.IGNORECASE)
+    number = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)([a-z]+)", spec, re.IGNORECASE)
     unit = number[2].lower() if number else ""
     suffix = _UNITS.get(unit, unit if unit in _SUFFIXES else "")
     hint = f"; did you mean '{number[1]}{suffix}'?" if number and suffix else ""
-    return BadInput(f"wait should be {_FORMS}; got '{text}'{hint}")
+    return BadInput(f"wait should be {_FORMS}; got '{spec}'{hint}")
 
 
-def _rule(text: str, replies: int) -> Wait:
-    if text == "all":
+def _rule(spec: str, replies: int) -> Wait:
+    if spec == "all":
         return Count(replies)
-    if text[:1].isalpha() and text.partition(":")[0] in registry:
-        return registry.build(text)
-    suffix = next(filter(text.endswith, _SUFFIXES), "")
+    if spec[:1].isalpha() and spec.partition(":")[0] in registry:
+        return registry.build(spec)
+    suffix = next(filter(spec.endswith, _SUFFIXES), "")
     try:
-        number = float(text.removesuffix(suffix)) if suffix else int(text)
+        number = float(spec.removesuffix(suffix)) if suffix else int(spec)
     except ValueError:
-        raise _misspelt(text) from None
+        raise _misspelt(spec) from None
     if suffix:
         rule, requirement = _SUFFIXES[suffix]
         try:
             return rule(number)
         except BadInput:
-            raise BadInput(f"{requirement}, got '{text}'") from None
+            raise BadInput(f"{requirement}, got '{spec}'") from None
     check_range("wait", number, 1, replies, " (the number of replies)")
     return Count(int(number))
 
@@ -433,17 +436,17 @@ def wait_rule(wait: WaitLike, *, replies: int) -> Wait:
         return wait
     if callable(wait):
         return Predicate(wait)
-    text = str(wait).replace(" ", "")
-    depths = [0, *bracket_depths(text)]
+    spec = str(wait).replace(" ", "")
+    depths = [0, *bracket_depths(spec)]
     if min(depths) < 0 or depths[-1]:
         raise BadInput(f"the brackets of wait='{wait}' do not match; wait should be {_FORMS}")
-    return _parse(text, replies)
+    return _parse(spec, replies)
 
 
-def _parse(text: str, replies: int) -> Wait:
+def _parse(spec: str, replies: int) -> Wait:
     """Return the rule of ``a | b & (c | d)``, in which ``&`` binds tighter."""
     for sign, join in (("|", AnyOf), ("&", AllOf)):
-        parts = split_outside(text, sign)
+        parts = split_outside(spec, sign)
         if len(parts) > 1:
-            return join(*(_parse(part, replies) for part in parts))
-    return _parse(text[1:-1], replies) if text[:1] + text[-1:] == "()" else _rule(text, replies)
+            return join(*(_parse(term, replies) for term in parts))
+    return _parse(spec[1:-1], replies) if spec[:1] + spec[-1:] == "()" else _rule(spec, replies)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -56,17 +57,17 @@ def looks_like_a_date(cell: str) -> bool:
     >>> [looks_like_a_date(cell) for cell in ("2024-12-31", "31.12.24 8:00", "Dec 31, 2024", "10-20", "1.2.3", "Fri")]
     [True, True, True, False, False, False]
     """
-    text = cell.strip().lower()
-    if _DATES.fullmatch(text):
+    lowered = cell.strip().lower()
+    if _DATES.fullmatch(lowered):
         return True
-    if _IN_WORDS.fullmatch(text):
+    if _IN_WORDS.fullmatch(lowered):
         return True
-    words = re.findall(r"[^\W\d_]+", text)
+    words = re.findall(r"[^\W\d_]+", lowered)
     return (
         bool(words)
         and all(word in _WORDS_OF_DATES for word in words)
         and any(word in _MONTHS for word in words)
-        and any(sign.isdigit() for sign in text)
+        and any(sign.isdigit() for sign in lowered)
     )
 
 
@@ -99,9 +100,9 @@ def marked_number(cell: str) -> tuple[float, str] | None:
     >>> [marked_number(cell) for cell in ("$1,200.50", "45 %", "-3kg", "12", "1,5", "A12")]
     [(1200.5, '$'), (45.0, '%'), (-3.0, 'kg'), (12.0, ''), None, None]
     """
-    text = cell.strip()
-    if text.startswith("(") and text.endswith(")"):  # as accounts write what is owed
-        inner = marked_number(text[1:-1])
+    stripped = cell.strip()
+    if stripped.startswith("(") and stripped.endswith(")"):  # as accounts write what is owed
+        inner = marked_number(stripped[1:-1])
         return None if inner is None else (-inner[0], inner[1])
     match = _MARKED.fullmatch(cell)
     if match is None:
@@ -156,13 +157,13 @@ def read_dates(cells: Array, where: str) -> Floats:
     for row, cell in enumerate(cells.tolist()):
         if cell is None or cell != cell:
             continue
-        text = f"{cell:.0f}" if isinstance(cell, float) else cell
+        word = f"{cell:.0f}" if isinstance(cell, float) else cell
         try:
-            values[row] = days(text)
-            zones.setdefault(datetime.fromisoformat(text.strip()).tzinfo is not None, text)
+            values[row] = days(word)
+            zones.setdefault(datetime.fromisoformat(word.strip()).tzinfo is not None, word)
         except (ValueError, OverflowError):
             raise BadInput(
-                f"{where} should hold dates, but '{shown(text)}' in row {row + 1} is no ISO date, such as 2024-12-31 "
+                f"{where} should hold dates, but '{shown(word)}' in row {row + 1} is no ISO date, such as 2024-12-31 "
                 "or 2024-12-31T23:59+01:00, whose day and month cannot be confused; write dates so, or leave the "
                 "column out"
             ) from None
@@ -182,32 +183,36 @@ def read_numbers(cells: Array, where: str, unit: str | None = None) -> tuple[Flo
     if cells.dtype.kind == "f":
         cells = _objects(None if np.isnan(cell) else repr(cell) for cell in cells.tolist())
     values = np.full(len(cells), np.nan)
-    known: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for row, cell in enumerate(cells.tolist()):
         if cell is None:
             continue
-        if cell not in known:
-            found = (float(cell), "") if is_number(cell) else marked_number(cell)
-            if found is None and "," in cell and _SEPARATED.fullmatch(cell):
-                raise BadInput(
-                    f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} has a decimal comma; write "
-                    "numbers with a decimal point"
-                )
-            if found is None:
-                raise BadInput(
-                    f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} is none; give "
-                    f"missing={shown(cell)} if it stands for a missing value"
-                )
+        if cell not in numbers:
+            numbers[cell], unit_here = _number_and_unit(cell, where, row)
             if unit is None:
-                unit = found[1]
-            if found[1] != unit:
+                unit = unit_here
+            if unit_here != unit:
                 others = f"'{unit}'" if unit else "no unit"
                 raise BadInput(
                     f"{where} has numbers with {others}, but '{shown(cell)}' in row {row + 1}; convert them to one unit"
                 )
-            known[cell] = found[0]
-        values[row] = known[cell]
+        values[row] = numbers[cell]
     return values, unit or ""
+
+
+def _number_and_unit(cell: str, where: str, row: int) -> tuple[float, str]:
+    number = (float(cell), "") if is_number(cell) else marked_number(cell)
+    if number is not None:
+        return number
+    if "," in cell and _SEPARATED.fullmatch(cell):
+        raise BadInput(
+            f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} has a decimal comma; write "
+            "numbers with a decimal point"
+        )
+    raise BadInput(
+        f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} is none; give "
+        f"missing={shown(cell)} if it stands for a missing value"
+    )
 
 
 def check_categories(
@@ -224,55 +229,109 @@ def check_categories(
     of all, are different. ``name``: the column's for a remedy, None if no setting reads it in another way; ``row_of``:
     a function that returns the number of a word's first row; ``target``: whether it is the column to predict.
     """
-    dates = [word for word in words if looks_like_a_date(word)]
-    if 2 * len(dates) > len(words):
-        other = next((word for word in words if word not in set(dates)), None)
-        also = "" if other is None else f" and other text, such as '{shown(other)}'{_in_row(other, row_of)}"
+    column = _TextColumn(words, where, name, row_of, target)
+    column.refuse_dates()
+    column.refuse_separators()
+    column.refuse_units()
+    column.refuse_mixture()
+    column.refuse_variety()
+
+
+@dataclass(frozen=True)
+class _TextColumn:
+    """A column whose values may be categories: its words with their counts, and what sentences say of it.
+
+    The arguments are those of :func:`check_categories`.
+    """
+
+    words: Mapping[str, int]
+    where: str
+    name: str | None
+    row_of: Callable[[str], int] | None
+    target: bool
+
+    @cached_property
+    def numbers(self) -> set[str]:
+        return {word for word in self.words if is_number(word) and not is_code(word)}
+
+    @cached_property
+    def marked(self) -> dict[str, tuple[float, str]]:
+        """The numbers and units of words that are numbers with a sign or unit, or codes."""
+        numbers = {word: marked_number(word) for word in self.words if word not in self.numbers}
+        return {word: number for word, number in numbers.items() if number is not None}
+
+    def remedy(self, setting: str = "") -> str:
+        return _remedy(self.name, setting, target=self.target)
+
+    def example(self, word: str) -> str:
+        """Return a word in quotes, with its row if that can be told."""
+        return f"'{shown(word)}'" + ("" if self.row_of is None else f" in row {self.row_of(word)}")
+
+    def refuse_dates(self) -> None:
+        dates = [word for word in self.words if looks_like_a_date(word)]
+        if 2 * len(dates) <= len(self.words):
+            return
+        other = next((word for word in self.words if word not in set(dates)), None)
+        also = "" if other is None else f" and other text, such as {self.example(other)}"
         counted = "dates counts the days of ISO dates" if all(map(_is_iso, dates)) else ""
         raise BadInput(
-            f"{where} holds dates or times, such as '{shown(dates[0])}'{_in_row(dates[0], row_of)}{also}, which are "
-            f"neither numbers nor categories; {_remedy(name, counted, target=target)}"
+            f"{self.where} holds dates or times, such as {self.example(dates[0])}{also}, which are neither numbers nor "
+            f"categories; {self.remedy(counted)}"
         )
-    numbers = {word for word in words if is_number(word) and not is_code(word)}
-    marked = {word: found for word in words if word not in numbers and (found := marked_number(word)) is not None}
-    separated = next((word for word in words if "," in word or not is_number(word)), None)
-    if separated is not None and all(is_number(word) or _SEPARATED.fullmatch(word) for word in words):
+
+    def refuse_separators(self) -> None:
+        """Refuse numbers with decimal commas or separators of thousands."""
+        separated = next((word for word in self.words if "," in word or not is_number(word)), None)
+        if separated is None or not all(is_number(word) or _SEPARATED.fullmatch(word) for word in self.words):
+            return
         commas = "commas" if "," in separated else "separators of thousands"
-        groups = name is not None and all(word in numbers or word in marked for word in words)
+        readable = all(word in self.numbers or word in self.marked for word in self.words)
         raise BadInput(
-            f"{where} holds numbers with {commas}, such as '{shown(separated)}', which would count as words; write "
-            "numbers with a decimal point and without separators of thousands"
-            + (f" (numbers={shown(name)} reads separators of thousands)" if name and groups else "")
+            f"{self.where} holds numbers with {commas}, such as '{shown(separated)}', which would count as words; "
+            "write numbers with a decimal point and without separators of thousands"
+            + (f" (numbers={shown(self.name)} reads separators of thousands)" if self.name and readable else "")
         )
-    units = Counter(unit for word, (_, unit) in marked.items() if not is_code(word))
-    one_unit = bool(units) and 2 * max(units.values()) >= sum(units.values())
-    few_units = len(words) > _FEW and len(units) <= 5
-    if units and 2 * (len(numbers) + sum(units.values())) > len(words) and (one_unit or few_units):
-        word = next(word for word in marked if not is_code(word))
-        raise BadInput(
-            f"{where} holds numbers with units or other signs, such as '{shown(word)}'{_in_row(word, row_of)}, which "
-            f"would count as words; {_remedy(name, 'numbers reads numbers that all have the same unit', target=target)}"
-        )
-    others = len(words) - len(numbers)
-    cells = sum(words[word] for word in numbers)
-    mixed = numbers and not all(map(is_number, words))  # of numbers alone, codes such as 007 make codes of all
-    if mixed and (len(numbers) > others or 2 * cells > sum(words.values())):
-        word = next(word for word in words if word not in numbers)
-        missing = f"give missing={shown(word)} if it stands for a missing value; " if name else ""
-        if target:
+
+    def refuse_units(self) -> None:
+        """Refuse words most of which are numbers, some with units; many units may well be categories' names."""
+        with_units = [word for word in self.marked if not is_code(word)]
+        if not with_units or 2 * (len(self.numbers) + len(with_units)) <= len(self.words):
+            return
+        units = Counter(self.marked[word][1] for word in with_units)
+        one_unit = 2 * max(units.values()) >= len(with_units)
+        few_units = len(self.words) > _FEW and len(units) <= 5
+        if one_unit or few_units:
+            raise BadInput(
+                f"{self.where} holds numbers with units or other signs, such as {self.example(with_units[0])}, which "
+                f"would count as words; {self.remedy('numbers reads numbers that all have the same unit')}"
+            )
+
+    def refuse_mixture(self) -> None:
+        """Refuse numbers, most of the words or of the cells, beside other text."""
+        if not self.numbers or all(map(is_number, self.words)):  # of numbers alone, codes such as 007 make codes of all
+            return
+        others = len(self.words) - len(self.numbers)
+        cells = sum(self.words[word] for word in self.numbers)
+        if len(self.numbers) <= others and 2 * cells <= sum(self.words.values()):
+            return
+        word = next(word for word in self.words if word not in self.numbers)
+        missing = f"give missing={shown(word)} if it stands for a missing value; " if self.name else ""
+        if self.target:
             missing = "leave out its row if its target is unknown; "
-        raise BadInput(
-            f"{where} holds numbers, but '{shown(word)}'{_in_row(word, row_of)} is none; {missing}"
-            f"{_remedy(name, target=target)}"
-        )
-    rows = sum(words.values())
-    if len(words) > max(50, rows / 2):
+        raise BadInput(f"{self.where} holds numbers, but {self.example(word)} is none; {missing}{self.remedy()}")
+
+    def refuse_variety(self) -> None:
+        """Refuse more than 50 words that are more than half of the cells."""
+        rows = sum(self.words.values())
+        if len(self.words) <= max(50, rows / 2):
+            return
         plural = "1 row" if rows == 1 else f"{rows:,} rows"
-        codes = f"; numbers={shown(name)} reads numbers" if name and all(map(is_number, words)) else ""
+        numbers = all(map(is_number, self.words))
+        codes = f"; numbers={shown(self.name)} reads numbers" if self.name and numbers else ""
         raise BadInput(
-            f"{where} holds text with {len(words):,} different values in {plural}, such as "
-            f"'{shown(next(iter(words)))}', too many to be categories; replace it by numbers or leave it out"
-            + (f" (drop={shown(name)}){codes}" if name else "")
+            f"{self.where} holds text with {len(self.words):,} different values in {plural}, such as "
+            f"'{shown(next(iter(self.words)))}', too many to be categories; replace it by numbers or leave it out"
+            + (f" (drop={shown(self.name)}){codes}" if self.name else "")
         )
 
 
@@ -292,10 +351,6 @@ def _is_iso(cell: str) -> bool:
     except (ValueError, OverflowError):
         return False
     return True
-
-
-def _in_row(word: str, row_of: Callable[[str], int] | None) -> str:
-    return "" if row_of is None else f" in row {row_of(word)}"
 
 
 def _objects(cells: Iterable[object]) -> Array:
@@ -329,10 +384,10 @@ def like_an_identifier(column: Array) -> bool:
     if len(column) < 20:
         return False
     if column.dtype.kind == "f":
-        there = column[np.isfinite(column)]
-        if not len(there) or (there != np.floor(there)).any():
+        present = column[np.isfinite(column)]
+        if not len(present) or (present != np.floor(present)).any():
             return False
-        different = len(np.unique(there))
+        different = len(np.unique(present))
     else:
         different = len({value for value in column.tolist() if value is not None})
     return different >= 0.95 * len(column)
@@ -342,11 +397,11 @@ def like_dates_in_digits(column: Array) -> bool:
     """Return whether a column of numbers has the form 20241231 throughout."""
     if column.dtype.kind != "f":
         return False
-    there = np.unique(column[np.isfinite(column)])
-    if len(there) < 2 or there[0] < 19_000_101 or there[-1] > 21_001_231 or (there != np.floor(there)).any():
+    present = np.unique(column[np.isfinite(column)])
+    if len(present) < 2 or present[0] < 19_000_101 or present[-1] > 21_001_231 or (present != np.floor(present)).any():
         return False
     try:
-        for value in there.tolist():
+        for value in present.tolist():
             datetime.fromisoformat(f"{value:.0f}")
     except ValueError:
         return False
@@ -362,10 +417,10 @@ def like_thousands(column: Array) -> bool:
     if column.dtype.kind != "f":
         return False
     sizes = np.abs(column[np.isfinite(column) & (column != 0)])
-    whole = sizes == np.floor(sizes)
-    if not 0.05 * len(sizes) < whole.sum() < len(sizes) or (sizes < 1).any() or (sizes >= 1000).any():
+    is_whole = sizes == np.floor(sizes)
+    if not 0.05 * len(sizes) < is_whole.sum() < len(sizes) or (sizes < 1).any() or (sizes >= 1000).any():
         return False
-    thousandths = sizes[~whole] * 1000
+    thousandths = sizes[~is_whole] * 1000
     exact = np.abs(thousandths - np.round(thousandths)) < 1e-6
     three = np.round(thousandths) % 10 != 0  # three decimals, none of which ends in 0
     return bool(exact.all() and 2 * three.sum() > len(three))
@@ -387,10 +442,10 @@ def perhaps_missing(column: Array) -> str | None:
         return None
     for value, count, others in ((values[0], counts[0], values[1:]), (values[-1], counts[-1], values[:-1])):
         apart = np.abs(others - value).min() > others[-1] - others[0] or (value == -1.0 and others[0] > 0.0)
-        text = f"{value:.0f}" if value == np.floor(value) and abs(value) < _LABEL else repr(float(value))
-        usual = _NINES.fullmatch(text) is not None
+        number = f"{value:.0f}" if value == np.floor(value) and abs(value) < _LABEL else repr(float(value))
+        usual = _NINES.fullmatch(number) is not None
         if count > 1 and apart and (usual or (len(others) >= _SEVERAL and 2 * count <= counts.sum())):
-            return text
+            return number
     return None
 
 

@@ -68,10 +68,10 @@ class Encoding:
         """
         fitted = []
         for described, column in zip(columns, values, strict=True):
-            place = f"column '{shown(described.name)}' of {where}"
+            column_name = f"column '{shown(described.name)}' of {where}"
             present = column[rows][~missing_values(column[rows])]
             if fill is not None and not len(present):
-                raise BadInput(f"{place} has no value in the rows to learn from; leave it out")
+                raise BadInput(f"{column_name} has no value in the rows to learn from; leave it out")
             replacement: float | str | None = None
             categories: tuple[str, ...] = ()
             if column.dtype.kind == "f":
@@ -115,8 +115,8 @@ class Encoding:
         if not self.named and len(names) == len(self.columns):
             return list(range(len(names)))
         places_of = defaultdict(list)
-        for place, name in enumerate(names):
-            places_of[name].append(place)
+        for index, name in enumerate(names):
+            places_of[name].append(index)
         positions, lacking = [], []
         for column in self.columns:
             if places_of[column.name]:
@@ -145,8 +145,8 @@ class Encoding:
         except BadInput:
             return set()
         return {
-            place
-            for place, column in zip(positions, self.columns, strict=True)
+            index
+            for index, column in zip(positions, self.columns, strict=True)
             if column.categories or column.date or column.unit is not None
         }
 
@@ -251,13 +251,7 @@ def _check_column(column: Column, cells: Array, where: str) -> Array:
             raise BadInput(f"{where} holds numbers, but the model learned from text there; save it as text")
         cells = cells.astype(object)
     else:
-        cells = truths_as_numbers(cells)
-        if cells.dtype.kind != "f":
-            words = cells[~gaps].tolist()
-            word = next((word for word in words if not is_number(word)), None)
-            if word is not None:
-                raise BadInput(f"{where} holds text, such as '{shown(word)}', but the model learned from numbers there")
-            cells = np.array([np.nan if gap else float(cell) for cell, gap in zip(cells, gaps, strict=True)])
+        cells = _as_numbers(truths_as_numbers(cells), gaps, where)
     if gaps.any():
         if column.fill is None:
             raise BadInput(
@@ -268,3 +262,13 @@ def _check_column(column: Column, cells: Array, where: str) -> Array:
     if cells.dtype.kind == "f" and (infinite := int(np.isinf(cells).sum())):
         raise BadInput(f"{where} is infinite in {rows_text(infinite)}; only missing values can be filled")
     return cells
+
+
+def _as_numbers(cells: Array, gaps: Flags, where: str) -> Array:
+    """Return cells, of which ``gaps`` have no value, as numbers; raise BadInput for one that is none."""
+    if cells.dtype.kind == "f":
+        return cells
+    word = next((word for word in cells[~gaps].tolist() if not is_number(word)), None)
+    if word is not None:
+        raise BadInput(f"{where} holds text, such as '{shown(word)}', but the model learned from numbers there")
+    return np.array([np.nan if gap else float(cell) for cell, gap in zip(cells, gaps, strict=True)])

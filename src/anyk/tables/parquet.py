@@ -42,13 +42,8 @@ def read_parquet(
         size = _unpacked_size(metadata, group)
     allowed.check(size)
     index = _stored_index(schema.metadata)
-    contents = {i: _content_of(schema.field(i).type) for i, name in enumerate(schema.names) if name not in index}
-    refused = {
-        i: f"column '{schema.names[i]}' of {shown(file)} has {schema.field(i).type} values, which are neither numbers "
-        "nor text"
-        for i, content in contents.items()
-        if content in ("dates", "other")
-    }
+    contents = _contents_of(schema, index)
+    refused = _refusals(schema, contents, shown(file))
     for i, reason in refused.items():
         readable = exact and contents[i] == "dates"
         if not readable and (needed is None or str(schema.names[i]) in needed):
@@ -82,6 +77,21 @@ def _unpacked_size(metadata: Any, group: int | None) -> int:
 
 
 _Content = Literal["numbers", "text", "dates", "other"]
+
+
+def _contents_of(schema: Any, index: Collection[str]) -> dict[int, _Content]:
+    """Return what the columns beside those of a stored index contain, by their numbers."""
+    return {i: _content_of(schema.field(i).type) for i, name in enumerate(schema.names) if name not in index}
+
+
+def _refusals(schema: Any, contents: dict[int, _Content], where: str) -> dict[int, str]:
+    """Return why columns of neither numbers nor text are refused, by their numbers."""
+    return {
+        i: f"column '{schema.names[i]}' of {where} has {schema.field(i).type} values, which are neither numbers nor "
+        "text"
+        for i, content in contents.items()
+        if content in ("dates", "other")
+    }
 
 
 def _content_of(kind: Any) -> _Content:

@@ -220,13 +220,7 @@ def has_header(file: Path | str, first: list[str], columns: list[Array], remedy:
     numbers = {i for i in numeric - words if not is_missing(cells[i])}
     ambiguous = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; {remedy}"
     if not words:
-        labels = cells[1:] if cells[0] == "" else cells
-        counted = labels in ([str(i + start) for i in range(len(labels))] for start in (0, 1))
-        if len(labels) >= 3 and counted and not cells[0]:
-            return True
-        if (len(labels) >= 3 and _counts_columns(labels, columns[-len(labels) :])) or _far_above(cells, columns):
-            raise BadInput(ambiguous)
-        return False
+        return _numbers_as_names(cells, columns, ambiguous)
     names = words & numeric
     if not names and any(cells[i] in columns[i] for i in words):
         return False
@@ -234,6 +228,17 @@ def has_header(file: Path | str, first: list[str], columns: list[Array], remedy:
     if numbers or repeated:
         raise BadInput(ambiguous)
     return True
+
+
+def _numbers_as_names(cells: list[str], columns: list[Array], ambiguous: str) -> bool:
+    """Return whether the numbers in a first row are names; raise BadInput with ``ambiguous`` if they may be."""
+    labels = cells[1:] if cells[0] == "" else cells
+    counted = labels in ([str(i + start) for i in range(len(labels))] for start in (0, 1))
+    if len(labels) >= 3 and counted and not cells[0]:
+        return True
+    if (len(labels) >= 3 and _counts_columns(labels, columns[-len(labels) :])) or _far_above(cells, columns):
+        raise BadInput(ambiguous)
+    return False
 
 
 def _counts_columns(cells: Sequence[str], columns: Sequence[Array]) -> bool:

@@ -29,28 +29,28 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _MOST = 50.0  # faults of a kind per second
 
 
-def per_second(kind: str, text: str) -> float:
+def per_second(kind: str, amount: str) -> float:
     """Return the faults per second of a rate such as ``2/s``, ``1/min`` or ``30/h``.
 
     >>> per_second("kill", "30/min")
     0.5
     """
-    match = _RATE.fullmatch(text)
+    match = _RATE.fullmatch(amount)
     rate = 0.0 if match is None else float(match[1]) / _SECONDS[match[2]]
     if not 0.0 < rate <= _MOST:
-        raise BadInput(f"{kind} must be a rate such as 2/s, 30/min or 5/h, at most {_MOST:g}/s, got '{text}'")
+        raise BadInput(f"{kind} must be a rate such as 2/s, 30/min or 5/h, at most {_MOST:g}/s, got '{amount}'")
     return rate
 
 
-def slowness(text: str) -> float:
+def slowness(amount: str) -> float:
     """Return the factor of a text such as ``3x``, or 1 if it is empty.
 
     >>> slowness("3x")
     3.0
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)x", text or "1x")
-    if match is None or (text and float(match[1]) <= 1):
-        raise BadInput(f"slow must be a factor above 1 such as 3x, got '{text}'")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)x", amount or "1x")
+    if match is None or (amount and float(match[1]) <= 1):
+        raise BadInput(f"slow must be a factor above 1 such as 3x, got '{amount}'")
     return float(match[1])
 
 
@@ -83,8 +83,8 @@ class FaultPlan:
     def __post_init__(self) -> None:
         slowness(self.slow)
         for kind in _RATED:
-            if text := self.amounts[kind]:
-                per_second(kind, text)
+            if amount := self.amounts[kind]:
+                per_second(kind, amount)
         if not self.kinds:
             raise BadInput(f"a chaos run needs a fault: one or several of {', '.join(PROMISES)}")
 
@@ -113,4 +113,4 @@ class FaultPlan:
         if self.disk_full:
             share = keyed.uniform(self.seed, "chaos", "disk-full", number=0)
             times.append(((1.0 + share) / 3.0 * self.seconds, "disk-full"))  # in the middle of the run
-        return sorted(each for each in times if each[0] < self.seconds)
+        return sorted(fault for fault in times if fault[0] < self.seconds)

@@ -16,16 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.checks import AtLeastOne, Nonnegative, typed
+from anyk.base.checks import Nonnegative, typed
 from anyk.base.errors import BadInput, RunFailed
 from anyk.base.specs import bracketed, parse, take_key, with_keys
 from anyk.optimizers import Optimizer
 from anyk.problems import Problem
-from anyk.protocol import Strategy
+from anyk.protocol import Strategy, Workers
 from anyk.runs import Run, replay, train, verify
 from anyk.runs.api import log_columns, rebuild
 from anyk.strategies import strategy as build
-from anyk.strategies import with_fleet
 from anyk.testing.chaos_faults import PROMISES, FaultPlan
 from anyk.testing.chaos_training import FINDERS, DisturbedTraining
 
@@ -63,7 +62,7 @@ class ChaosResult:
 
     strategy: str
     cluster: str
-    workers: int
+    workers: Workers
     faults: FaultPlan
     options: tuple[str, ...]
     steps: int
@@ -107,7 +106,7 @@ def chaos(
     cluster: str,
     faults: FaultPlan,
     *,
-    workers: AtLeastOne | tuple[int, int] = 6,
+    workers: int | tuple[int, int] | Workers = 6,
     least: Nonnegative = 1.0,
     options: Sequence[str] = (),
     out: str | Path | None = None,
@@ -128,7 +127,7 @@ def chaos(
     Raises :class:`~anyk.BadInput` for faults that the cluster or the strategy cannot take, for options that the
     training refuses, and on other systems than Linux; :class:`~anyk.RunFailed` if the training does not start.
     """
-    strategy, workers = with_fleet(strategy, workers)
+    workers = Workers.of(workers)
     plan = build(strategy, workers=workers)
     _check_possible(plan, cluster, faults)
     scratch = Path(tempfile.mkdtemp(prefix="anyk-chaos-"))
@@ -138,7 +137,10 @@ def chaos(
     shared = ["--cluster", spoiling, "--workers", str(workers), "--seconds", str(faults.seconds), *options]
     problem = [word for pair in pairwise(options) if pair[0] == "--problem" for word in pair]
     descriptors, report = _descriptors(), tell or (lambda _: None)
-    report(f"{faults.seconds:g} s of training under faults, after the start of {workers} workers and before the checks")
+    report(
+        f"{faults.seconds:g} s of training under faults, after the start of {workers.most} workers and before the "
+        "checks"
+    )
     training = DisturbedTraining(
         train=["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
         resume=["resume", str(folder), "--trust", "--quiet", *problem],
@@ -243,10 +245,12 @@ def _fast_enough(
     starts = times[times <= times[-1] - window + 1e-9]
     rates = (np.interp(starts + window, times, added) - np.interp(starts, times, added)) / max(window, 1e-9)
     slowest, mean = float(rates.min()), float(added[-1]) / max(float(times[-1]), 1e-9)
-    text = f"{mean:.1f} updates per second, {slowest:.1f} in the slowest {window:.0f} s; {least:g} are required"
+    sentence = f"{mean:.1f} updates per second, {slowest:.1f} in the slowest {window:.0f} s; {least:g} are required"
     if outages:
-        text += f"; after a death of the driver at most {max(end - start for start, end in outages):.1f} s without one"
-    return Finding("speed", slowest >= least, text)
+        sentence += (
+            f"; after a death of the driver at most {max(end - start for start, end in outages):.1f} s without one"
+        )
+    return Finding("speed", slowest >= least, sentence)
 
 
 def _of_run(folder: Path, strategy: Strategy) -> tuple[int, dict[str, str], Sequence[Finding]]:
@@ -272,19 +276,21 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
     history, model = run.history["loss"], run.model
     losses = history[np.isfinite(history)]
     if not strategy.facts.exact or any(log_columns(run.log, "works")["compress"]):
-        text = f"{run.steps:,} steps; not an exact sum, so only the loss is compared: "
+        sentence = f"{run.steps:,} steps; not an exact sum, so only the loss is compared: "
         if len(losses) < 2:
-            return Finding("model", False, f"{text}it was evaluated {len(losses)} times, not at first and at the end")
+            return Finding(
+                "model", False, f"{sentence}it was evaluated {len(losses)} times, not at first and at the end"
+            )
         falls = bool(np.isfinite(model).all() and losses[-1] < losses[0])
-        return Finding("model", falls, f"{text}{losses[0]:.4g} at first, {losses[-1]:.4g} at the end")
+        return Finding("model", falls, f"{sentence}{losses[0]:.4g} at first, {losses[-1]:.4g} at the end")
     sampled = strategy.layout.minibatches
-    reference, workers = (strategy.spec, run.config.workers) if sampled else ("uncoded", 1)
+    reference, workers = (strategy.spec, run.config.workers) if sampled else ("uncoded", Workers(most=1))
     undisturbed = train(
         problem,
         reference,
         "simulated",
         workers=workers,
-        partitions=None if sampled else strategy.layout.partitions,
+        partitions=None if sampled else run.config.partitions,
         seed=run.config.seed,
         optimizer=optimizer,
         steps=run.steps,
@@ -293,9 +299,11 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
     with contextlib.closing(undisturbed):
         distance = float(np.linalg.norm(undisturbed.model - model) / max(float(np.linalg.norm(model)), 1e-300))
     tolerance = float(np.finfo(model.dtype).eps) ** 0.5
-    text = f"{run.steps:,} steps: differs by {distance:.1e} of its norm from a run without faults ('{reference}' on "
-    text += f"{workers} simulated workers); {tolerance:.1e} is allowed for rounding"
-    return Finding("model", distance <= tolerance, text)
+    sentence = (
+        f"{run.steps:,} steps: differs by {distance:.1e} of its norm from a run without faults ('{reference}' on "
+    )
+    sentence += f"{workers} simulated workers); {tolerance:.1e} is allowed for rounding"
+    return Finding("model", distance <= tolerance, sentence)
 
 
 def _descriptors() -> int:
@@ -312,7 +320,7 @@ def _nothing_left(descriptors: int, training: DisturbedTraining, folder: Path) -
     remains = [str(path) for path in paths if path.exists()]
     if (opened := _descriptors() - descriptors) > 0:
         remains.append(f"{opened} open files")
-    text = (
+    sentence = (
         f"left behind: {', '.join(remains)}" if remains else "no process, file, socket or shared memory is left behind"
     )
-    return Finding("remains", not remains, text)
+    return Finding("remains", not remains, sentence)

@@ -131,11 +131,13 @@ class DisturbedTraining:
     def length(self) -> str:
         """The seconds of training in words, with the reason if they are more than were asked for."""
         seconds, asked = self._now(), self._faults.seconds
-        text = f"trained for {seconds:.0f} s"
+        sentence = f"trained for {seconds:.0f} s"
         if seconds > asked + _TELL and self.outages:
             lost = sum(end - start for start, end in self.outages)
-            text += f" instead of {asked:g}, as the training needed {lost:.0f} s to take steps again after it had ended"
-        return text
+            sentence += (
+                f" instead of {asked:g}, as the training needed {lost:.0f} s to take steps again after it had ended"
+            )
+        return sentence
 
     def _resuming(self) -> list[str]:
         """Return the arguments that resume the run for the rest of the seconds.
@@ -198,11 +200,11 @@ class DisturbedTraining:
     def _await_vanishing(self) -> None:
         """Wait until all processes have ended with the driver; end those that have not."""
         end = time.monotonic() + _VANISH
-        while (there := marked(self._mark)) and time.monotonic() < end:
+        while (running := marked(self._mark)) and time.monotonic() < end:
             time.sleep(_TICK)
-        if there:
-            self.defects.append(f"{len(there)} processes were left {_VANISH:.0f} s after the driver")
-        for pid in there:
+        if running:
+            self.defects.append(f"{len(running)} processes were left {_VANISH:.0f} s after the driver")
+        for pid in running:
             _send(pid, signal.SIGKILL)
         assert self._process.stderr is not None
         self._process.stderr.close()
@@ -339,7 +341,7 @@ def marked(mark: str) -> list[int]:
 def named_files(mark: str) -> set[str]:
     """Return shared memory with a name, and folders of Ray, that marked processes use: what could be left behind."""
     texts = [_read(pid, name) for pid in marked(mark) for name in ("cmdline", "maps")]
-    return {name.decode() for text in texts for name in _NAMED.findall(text)}
+    return {name.decode() for content in texts for name in _NAMED.findall(content)}
 
 
 def _forked_workers(driver: int) -> list[int]:

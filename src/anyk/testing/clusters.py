@@ -73,7 +73,7 @@ def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = 
     with session(driver):
         driver.run()
     assert driver.ledger.counts.open == 0, f"the ledger does not balance: {driver.ledger.counts}"
-    driver.versions.models = {slot: np.array(w) for slot, w in driver.models.items()}
+    driver.versions.kept = {slot: np.array(w) for slot, w in driver.models.items()}
     return driver
 
 
@@ -157,8 +157,8 @@ def check_collect(make: MakeCluster) -> None:
 
 def check_messages_between_workers(make: MakeCluster) -> None:
     """Check that a worker adds messages of others to its own; the driver gets one message, the ledger counts all."""
-    own = (Chunk((0,), (1.0,), send="request"),)
-    first = Dispatch(0, (0, 1, 2), (own, (Chunk((1, 2), (1.0, 1.0)),), (Chunk((3,), (2.0,)),)))
+    chunks = (Chunk((0,), (1.0,), send="request"),)
+    first = Dispatch(0, (0, 1, 2), (chunks, (Chunk((1, 2), (1.0, 1.0)),), (Chunk((3,), (2.0,)),)))
 
     def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply) and event.task == 0:
@@ -196,7 +196,10 @@ def check_messages_that_wait(make: MakeCluster) -> None:
 
 
 def check_versions_that_wait(make: MakeCluster) -> None:
-    """Check that waiting messages keep any number of versions on which they were computed."""
+    """Check that waiting messages keep any number of versions on which they were computed.
+
+    Each round steps with the message of worker 0; those of worker 1 all wait for the last step, of their mean.
+    """
     rounds, n = 30, 2
 
     def work(task: int) -> Dispatch:
@@ -213,11 +216,11 @@ def check_versions_that_wait(make: MakeCluster) -> None:
         return [step, Combine("model", waiting, [1.0 / rounds] * rounds)]
 
     driver = _run(Toy(n, [work(0)], {Reply: react}), make(n, None), rounds + 1)
-    centres, w, late = Squares(n).centres, np.zeros(5), np.zeros(5)
+    centres, w, mean_of_waiting = Squares(n).centres, np.zeros(5), np.zeros(5)
     for _ in range(rounds):
-        late += (w - centres[1]) / rounds
+        mean_of_waiting += (w - centres[1]) / rounds
         w = w - 0.5 * (w - centres[0]) / n
-    _expect_model(driver, w - 0.5 * late / n)
+    _expect_model(driver, w - 0.5 * mean_of_waiting / n)
 
 
 def check_measures(make: MakeCluster) -> None:

@@ -36,21 +36,21 @@ def check_compressor(compressor: Compressor | str, *, seed: int = 0) -> None:
 
     >>> check_compressor("top-k:share=0.1")
     """
-    made = build(compressor) if isinstance(compressor, str) else compressor
-    random = keyed.generator(seed, "check-compressor", made.spec)
+    built = build(compressor) if isinstance(compressor, str) else compressor
+    random = keyed.generator(seed, "check-compressor", built.spec)
     with failing_as("the compressor fails"):
-        _check_claims(made)
+        _check_claims(built)
         for dtype in _DTYPES:
             for length in _LENGTHS:
                 sizes = 10.0 ** random.integers(-6, 6)
-                _check_payload(made, (sizes * random.standard_normal(length)).astype(dtype))
-            _check_payload(made, np.zeros(50, dtype=dtype))
-            if made.promise == "linear":
-                _check_linear(made, random, dtype)
-        if made.promise in ("linear", "unbiased") and not made.feedback:
-            _check_mean(made, random)
-        if made.promise == "contractive":
-            _check_contraction(made, random)
+                _check_payload(built, (sizes * random.standard_normal(length)).astype(dtype))
+            _check_payload(built, np.zeros(50, dtype=dtype))
+            if built.promise == "linear":
+                _check_linear(built, random, dtype)
+        if built.promise in ("linear", "unbiased") and not built.feedback:
+            _check_mean(built, random)
+        if built.promise == "contractive":
+            _check_contraction(built, random)
 
 
 def _key(version: int, partition: int = 0, seed: int = 0) -> Key:
@@ -58,41 +58,45 @@ def _key(version: int, partition: int = 0, seed: int = 0) -> Key:
     return seed, f"{version}:0 ({partition},)"
 
 
-def _check_claims(made: Compressor) -> None:
+def _check_claims(compressor: Compressor) -> None:
     kinds = ("linear", "unbiased", "contractive")
-    promise = getattr(made, "promise", None)
+    promise = getattr(compressor, "promise", None)
     assert promise in kinds, f"promise is {promise!r}, not one of {', '.join(kinds)}"
-    assert promise != "contractive" or made.feedback, (
+    assert promise != "contractive" or compressor.feedback, (
         "a contractive compressor needs feedback = True: what it omits would be lost"
     )
-    name = parse(made.spec)[0]
-    assert name in registry, f"'{name}' is not registered, and workers build a compressor from its spec '{made.spec}'"
-    assert build(made.spec) == made, f"the spec '{made.spec}' gives another compressor, {build(made.spec)!r}"
+    name = parse(compressor.spec)[0]
+    assert name in registry, (
+        f"'{name}' is not registered, and workers build a compressor from its spec '{compressor.spec}'"
+    )
+    assert build(compressor.spec) == compressor, (
+        f"the spec '{compressor.spec}' gives another compressor, {build(compressor.spec)!r}"
+    )
 
 
-def _packed(made: Compressor, vector: Vector, key: Key) -> Payload:
+def _packed(compressor: Compressor, vector: Vector, key: Key) -> Payload:
     """Return the payload of a vector, after checks of its form."""
-    given = vector.copy()
-    payload = made.pack(given, key)
-    assert np.array_equal(given, vector), "pack() changes the vector, which the worker still uses"
+    original = vector.copy()
+    payload = compressor.pack(original, key)
+    assert np.array_equal(original, vector), "pack() changes the vector, which the worker still uses"
     kind = f"{type(payload).__name__} of {getattr(payload, 'dtype', '?')}"
     assert isinstance(payload, np.ndarray) and payload.dtype == np.uint8 and payload.ndim == 1, (
         f"pack() returns {kind}, not a vector of uint8"
     )
     where = f"of {vector.size} numbers of {vector.dtype}"
     assert payload.size % 8 == 0, f"the payload {where} has {payload.size} bytes, which are not complete 8-byte words"
-    stated = made.size(vector.size, vector.itemsize)
+    stated = compressor.size(vector.size, vector.itemsize)
     assert isinstance(stated, int) and stated == payload.size, (
         f"the payload {where} has {payload.size} bytes, size() says {stated!r}"
     )
     return payload
 
 
-def _through(made: Compressor, vector: Vector, key: Key) -> Vector:
+def _through(compressor: Compressor, vector: Vector, key: Key) -> Vector:
     """Return a vector after compression and back."""
-    payload = _packed(made, vector, key)
+    payload = _packed(compressor, vector, key)
     sent = np.frombuffer(payload.tobytes(), dtype=np.uint8)  # as it arrives, read-only
-    back = made.unpack(sent, vector.size, vector.dtype, key)
+    back = compressor.unpack(sent, vector.size, vector.dtype, key)
     assert isinstance(back, np.ndarray) and back.shape == vector.shape and back.dtype == vector.dtype, (
         f"unpack() returns {getattr(back, 'shape', type(back).__name__)} of {getattr(back, 'dtype', '?')} for a vector "
         f"of shape {vector.shape} of {vector.dtype}"
@@ -101,28 +105,28 @@ def _through(made: Compressor, vector: Vector, key: Key) -> Vector:
     return back
 
 
-def _check_payload(made: Compressor, vector: Vector) -> None:
+def _check_payload(compressor: Compressor, vector: Vector) -> None:
     """Compress a vector twice and once more by an equal compressor, with others between."""
     vector = vector.copy()
-    first = _packed(made, vector, _key(3))
-    back = _through(made, vector, _key(3))
+    first = _packed(compressor, vector, _key(3))
+    back = _through(compressor, vector, _key(3))
     assert np.isfinite(back).all(), f"a finite vector of {vector.size} numbers of {vector.dtype} comes back not finite"
     assert vector.any() or not back.any(), "zeros do not come back as zeros"
-    _packed(made, vector[::-1].copy(), _key(4, 1))
-    again = _packed(made, vector, _key(3))
-    assert np.array_equal(first, again), "the same vector with the same key gives another payload the second time"
-    other = _packed(build(made.spec), vector, _key(3))
+    _packed(compressor, vector[::-1].copy(), _key(4, 1))
+    second = _packed(compressor, vector, _key(3))
+    assert np.array_equal(first, second), "the same vector with the same key gives another payload the second time"
+    other = _packed(build(compressor.spec), vector, _key(3))
     assert np.array_equal(first, other), "an equal compressor gives another payload with the same key"
 
 
-def _check_linear(made: Compressor, random: np.random.Generator, dtype: str) -> None:
+def _check_linear(compressor: Compressor, random: np.random.Generator, dtype: str) -> None:
     """Compare the sum of two workers' compressed messages with the compressed sum."""
     for length in (1, _SHORT, 333):
         x, y = random.standard_normal((2, length)).astype(dtype)
-        parts = 3.0 * _through(made, x, _key(5, 0)) - 0.5 * _through(made, y, _key(5, 1))
-        whole = _through(made, (3.0 * x - 0.5 * y).astype(dtype), _key(5, 2))
-        slack = 1e3 * float(np.finfo(dtype).eps) * (1.0 + float(np.abs(whole).max(initial=0.0)))
-        assert np.abs(parts - whole).max(initial=0.0) <= slack, (
+        parts = 3.0 * _through(compressor, x, _key(5, 0)) - 0.5 * _through(compressor, y, _key(5, 1))
+        of_sum = _through(compressor, (3.0 * x - 0.5 * y).astype(dtype), _key(5, 2))
+        slack = 1e3 * float(np.finfo(dtype).eps) * (1.0 + float(np.abs(of_sum).max(initial=0.0)))
+        assert np.abs(parts - of_sum).max(initial=0.0) <= slack, (
             "it is not linear among the messages of a round: 3 C(x) - C(y) / 2 is not C(3 x - y / 2); its draws may "
             "depend on the seed and the round in the key, up to the first space, and not on the partitions"
         )
@@ -140,11 +144,11 @@ def _vectors(random: np.random.Generator) -> dict[str, Floats]:
     }
 
 
-def _check_mean(made: Compressor, random: np.random.Generator) -> None:
+def _check_mean(compressor: Compressor, random: np.random.Generator) -> None:
     for name, x in _vectors(random).items():
         total, squares = np.zeros(_SHORT), np.zeros(_SHORT)
         for version in range(_DRAWS):
-            back = _through(made, x, _key(version)) if version < _FEWER else _quick(made, x, _key(version))
+            back = _through(compressor, x, _key(version)) if version < _FEWER else _quick(compressor, x, _key(version))
             total += back
             squares += back * back
         mean = total / _DRAWS
@@ -157,14 +161,14 @@ def _check_mean(made: Compressor, random: np.random.Generator) -> None:
         )
 
 
-def _quick(made: Compressor, vector: Vector, key: Key) -> Vector:
-    return made.unpack(made.pack(vector, key), vector.size, vector.dtype, key)
+def _quick(compressor: Compressor, vector: Vector, key: Key) -> Vector:
+    return compressor.unpack(compressor.pack(vector, key), vector.size, vector.dtype, key)
 
 
-def _check_contraction(made: Compressor, random: np.random.Generator) -> None:
+def _check_contraction(compressor: Compressor, random: np.random.Generator) -> None:
     for name, x in _vectors(random).items():
         errors: Sequence[float] = [
-            float(((x - _through(made, x, _key(version))) ** 2).sum()) for version in range(_FEWER)
+            float(((x - _through(compressor, x, _key(version))) ** 2).sum()) for version in range(_FEWER)
         ]
         mean, norm = sum(errors) / len(errors), float(x @ x)
         assert mean <= (1.0 - _LEAST) * norm, (

@@ -36,18 +36,20 @@ def check_data_source(spec: str, *, file: str | Path | None = None) -> None:
     >>> check_data_source("synthetic:rows=60,features=4")
     """
     entry = sources.entry(parse(spec)[0])
-    told: list[Any] = []
+    sentences: list[Any] = []
     file = None if file is None else Path(file)
     before = None if file is None or not file.is_file() else read_plain(file, follow=True)
     with failing_as(f"the source of '{spec}' fails"):
-        data, again = (_loaded(spec, file, seed, told) for seed in _SEEDS)
+        data, repeated = (_loaded(spec, file, seed, sentences) for seed in _SEEDS)
     _check_rows(data)
     _check_targets(data)
     for name in ("X_train", "y_train", "X_test", "y_test"):
-        first, second = getattr(data, name), getattr(again, name)
+        first, second = getattr(data, name), getattr(repeated, name)
         assert _equal(first, second), f"{name} differs from one call to the next, with the same spec"
-    assert data.classes == again.classes, f"classes differ from one call to the next: {data.classes}, {again.classes}"
-    for sentence in told:
+    assert data.classes == repeated.classes, (
+        f"classes differ from one call to the next: {data.classes}, {repeated.classes}"
+    )
+    for sentence in sentences:
         assert isinstance(sentence, str), f"progress() receives {sentence!r}, not a sentence"
     if before is not None and file is not None:
         assert read_plain(file, follow=True) == before, f"the source changes its file '{file}'"
@@ -59,12 +61,12 @@ def check_data_source(spec: str, *, file: str | Path | None = None) -> None:
     assert np.isfinite(loss), f"the loss of a linear model at its start is {loss}"
 
 
-def _loaded(spec: str, file: Path | None, seed: int, told: list[Any]) -> Dataset:
+def _loaded(spec: str, file: Path | None, seed: int, sentences: list[Any]) -> Dataset:
     """Load a data set, with NumPy's own random numbers in a known state, which must stay."""
     earlier = np.random.get_state()  # noqa: NPY002
     try:
         np.random.seed(seed)  # noqa: NPY002
-        data = load(spec, file=file, progress=told.append if seed else None)
+        data = load(spec, file=file, progress=sentences.append if seed else None)
         drawn = np.random.random()  # noqa: NPY002
         assert drawn == np.random.RandomState(seed).random(), (
             "the source uses or seeds NumPy's own random numbers, which are the user's; use numpy.random.default_rng"
@@ -78,7 +80,7 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return bool(np.array_equal(a, b))
     return a.shape == b.shape and all(
-        np.array_equal(getattr(a, part), getattr(b, part)) for part in ("indptr", "indices", "data")
+        np.array_equal(getattr(a, name), getattr(b, name)) for name in ("indptr", "indices", "data")
     )
 
 
@@ -115,9 +117,9 @@ def _check_targets(data: Dataset) -> None:
     if data.task == "regression":
         assert not data.classes, f"data for regression have no classes, got {data.classes}"
         return
-    known = {-1.0, 1.0} if data.task == "binary" else set(map(float, range(len(data.classes))))
+    allowed = {-1.0, 1.0} if data.task == "binary" else set(map(float, range(len(data.classes))))
     expected = "-1 and 1" if data.task == "binary" else f"0 to {len(data.classes) - 1} with {len(data.classes)} classes"
-    assert values <= known, f"targets of {data.task} data are {expected}, got {sorted(values - known)[:3]}"
+    assert values <= allowed, f"targets of {data.task} data are {expected}, got {sorted(values - allowed)[:3]}"
     assert data.task != "binary" or len(data.classes) in (0, 2), f"binary data have two classes, got {data.classes}"
     assert data.task != "multiclass" or data.classes, "multiclass data have no names of classes"
     assert len(np.unique(data.y_train)) > 1, "all training rows are of one class"
@@ -135,10 +137,10 @@ def _check_files(spec: str, file: Path, content: bytes) -> None:
         missing = Path(folder, f"missing{file.suffix}")
         _check_refused(spec, missing, "is missing", must=True)
         _check_refused(spec, Path(folder), "is a folder", must=False)
-        for kind, text in wrong.items():
+        for kind, file_content in wrong.items():
             copy = Path(folder, kind) / file.name
             copy.parent.mkdir()
-            copy.write_bytes(text)
+            copy.write_bytes(file_content)
             _check_refused(spec, copy, f"is {kind}", must=kind == "empty")
 
 

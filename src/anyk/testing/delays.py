@@ -31,14 +31,14 @@ def check_delays(law: DelayModel, *, workers: int = 4, seed: int = 0) -> None:
             same = np.array_equal(some, table[start : start + 3, worker])
             assert same, f"draws {start} to {start + 2} of worker {worker} differ by themselves and among more"
         draws = table[:, worker]
-        at = np.quantile(draws, [0.05, 0.5, 0.95]) + 2e-9  # draws are rounded to the nanosecond
-        stated = law.cdf(at, worker)
+        points = np.quantile(draws, [0.05, 0.5, 0.95]) + 2e-9  # draws are rounded to the nanosecond
+        stated = law.cdf(points, worker)
         if stated is not None:
-            below = draws[:, None] <= at
+            below = draws[:, None] <= points
             shares = below.mean(axis=0)
             slack = max(0.02, 5.0 * max(map(_batch_error, below.T)))
             assert np.abs(stated - shares).max() <= slack, (
-                f"cdf of worker {worker} at {at.round(6).tolist()} is {np.round(stated, 3).tolist()}, "
+                f"cdf of worker {worker} at {points.round(6).tolist()} is {np.round(stated, 3).tolist()}, "
                 f"of its draws {shares.round(3).tolist()}"
             )
         _check_mean(law.expected(worker), draws, f"the mean of worker {worker}")

@@ -49,12 +49,14 @@ class Fate:
 
     def event(self, action: Action) -> Event | None:
         """Carry out an action and return its event; None if it is impossible."""
-        worker, at = self._able(action.kind, action.worker), self.world.now + action.wait
+        worker, moment = self._able(action.kind, action.worker), self.world.now + action.wait
         act = _ACTIONS.get(action.kind)
         if action.kind in ("work", "fail", "restart"):
-            event = self._advance(action.kind, worker, action.pick, at)
+            event = self._advance(action.kind, worker, action.pick, moment)
         else:
-            event = self._come_or_go(action.kind, worker, at) if act is None else act(self, worker, action.pick, at)
+            event = (
+                self._come_or_go(action.kind, worker, moment) if act is None else act(self, worker, action.pick, moment)
+            )
         if event is not None:
             self.world.now = event.time
             if isinstance(event, (Reply, Failed, Progress, MessageProjected)):
@@ -87,7 +89,7 @@ class Fate:
             if not record.waits(index) or record.progress[index] < len(record.chunks[index].partitions)
         ]
 
-    def _advance(self, kind: str, worker: int, pick: int, at: float) -> Event | None:
+    def _advance(self, kind: str, worker: int, pick: int, moment: float) -> Event | None:
         """Return an event of an open chunk; a worker of a resumed run starts its chunk again."""
         places = self.open(worker)
         if not places:
@@ -98,29 +100,29 @@ class Fate:
             record.status[index] = "failed"
             self.world.failures += 1
             self.world.update_states(record, task, index, certain=False)
-            return Failed(at, worker, task, index, _REASONS[pick % len(_REASONS)])
+            return Failed(moment, worker, task, index, _REASONS[pick % len(_REASONS)])
         if record.waits(index):
             if kind == "restart" and not record.progress[index]:
                 return None
             record.progress[index] = 1 if kind == "restart" else record.progress[index] + 1
-            return Progress(at, worker, task, index, record.progress[index])
+            return Progress(moment, worker, task, index, record.progress[index])
         if kind == "restart":
             return None
         record.status[index] = "arrived"
         self.world.update_states(record, task, index, certain=True)
-        return Reply(at, worker, task, index, staleness=self._staleness(task, index))
+        return Reply(moment, worker, task, index, staleness=self._staleness(task, index))
 
-    def _belated(self, worker: int, pick: int, at: float) -> Event | None:
+    def _belated(self, worker: int, pick: int, moment: float) -> Event | None:
         """Return an event of a chunk that was cancelled, or whose worker has died."""
         past = self.world.silent[worker][-_BACK:]
         if not past:
             return None
         task, index = past[pick % len(past)]
         if pick % 4 == 0:
-            return Failed(at, worker, task, index, _REASONS[pick // 4 % len(_REASONS)])
+            return Failed(moment, worker, task, index, _REASONS[pick // 4 % len(_REASONS)])
         if self.world.tasks[task].waits(index):
-            return Progress(at, worker, task, index, 1)
-        return Reply(at, worker, task, index, staleness=self._staleness(task, index))
+            return Progress(moment, worker, task, index, 1)
+        return Reply(moment, worker, task, index, staleness=self._staleness(task, index))
 
     def _staleness(self, task: int, index: int) -> int:
         """Return the number of versions since the one that a message is of."""
@@ -128,10 +130,10 @@ class Fate:
         slot = record.chunks[index].slot
         return self.world.versions[slot] - record.versions[slot]
 
-    def _again(self, worker: int, pick: int, at: float) -> Event | None:
+    def _again(self, worker: int, pick: int, moment: float) -> Event | None:
         """Return an earlier event again."""
         past = self.history[worker][-_BACK:]
-        event = past[pick % len(past)]._replace(time=at) if past else None
+        event = past[pick % len(past)]._replace(time=moment) if past else None
         if isinstance(
             event, Progress
         ):  # messages arrive in order: less progress than before means that the chunk was started again
@@ -140,15 +142,15 @@ class Fate:
                 return None
         return event
 
-    def _alarm(self, worker: int, pick: int, at: float) -> Event | None:
+    def _alarm(self, worker: int, pick: int, moment: float) -> Event | None:
         alarms = self.world.alarms
         if not alarms:
             return None
         time, name = alarms.next()
         del alarms[name]
-        return Alarm(max(at, time), name)
+        return Alarm(max(moment, time), name)
 
-    def _measured(self, worker: int, pick: int, at: float) -> Event | None:
+    def _measured(self, worker: int, pick: int, moment: float) -> Event | None:
         """Return a message's projection, combined from the projections of its partial gradients."""
         if not self.world.measures:
             return None
@@ -161,27 +163,27 @@ class Fate:
                 self.world.partitions
             )
         value = float(np.asarray(chunk.coefficients) @ self._projections[key][list(chunk.partitions)])
-        return MessageProjected(at, record.worker, task, index, value)
+        return MessageProjected(moment, record.worker, task, index, value)
 
-    def _leaving(self, worker: int, pick: int, at: float) -> Event | None:
+    def _leaving(self, worker: int, pick: int, moment: float) -> Event | None:
         """Return the notice of a worker that will be taken away, or its repetition, or one that comes too late."""
         del pick
         if worker in self.world.present:
             self.world.leaving.add(worker)
-        return Leaving(at, worker, at + 1.0)
+        return Leaving(moment, worker, moment + 1.0)
 
-    def _come_or_go(self, kind: str, worker: int, at: float) -> Event | None:
+    def _come_or_go(self, kind: str, worker: int, moment: float) -> Event | None:
         world = self.world
-        here = worker in world.present
+        present = worker in world.present
         if kind in ("join", "return", "join again"):
-            if (kind == "join again") != here or (kind == "return") != (worker in world.gone):
+            if (kind == "join again") != present or (kind == "return") != (worker in world.gone):
                 return None
             world.present.add(worker)
             world.gone.discard(worker)
-            return Joined(at, worker)
-        if (kind == "lose again") == here:
+            return Joined(moment, worker)
+        if (kind == "lose again") == present:
             return None
-        if here:
+        if present:
             world.present.discard(worker)
             world.leaving.discard(worker)
             world.lives[worker] += 1
@@ -191,7 +193,7 @@ class Fate:
                 world.silent[worker].append((task, index))
         if kind == "give up":
             world.gone.add(worker)
-        return Lost(at, worker, "a hostile schedule", gone=worker in world.gone)
+        return Lost(moment, worker, "a hostile schedule", gone=worker in world.gone)
 
     @property
     def stuck(self) -> bool:

@@ -36,7 +36,10 @@ from anyk.testing.world import Broken, World
 
 _PATIENCE = 2000  # events without a fault, within which a strategy must step and end its tasks
 _ENOUGH = 2  # steps within that number of events
+_WELL = "from here on all goes well"
 _WAITS = (0.0, 0.01, 0.3)
+_SHOWN = 20  # lines of a schedule that are shown of the part without faults, at its beginning
+_SHOWN_LAST = 5  # and at its end
 # how likely the kinds of actions are, relative to each other: always the same, or one of several numbers for a schedule
 _CERTAIN = {"work": 12.0, "alarm": 2.0, "measured": 12.0}
 _MOODS = {
@@ -125,14 +128,14 @@ class Play:
 
     def _alive(self) -> None:
         world = self.world
-        here = len(world.present | world.gone) == world.workers and not world.leaving
-        if world.stopped is None and self.fate.stuck and here:
+        settled = len(world.present | world.gone) == world.workers and not world.leaving
+        if world.stopped is None and self.fate.stuck and settled:
             raise Broken("deadlock", f"deadlock at step {world.step}: every worker is idle, and no alarm is set")
 
     def _quiet(self) -> None:
         """Let all workers return and work without faults; raise :class:`Broken` without steps, or with open tasks."""
         world = self.world
-        self.transcript.append("from here on all goes well")
+        self.transcript.append(_WELL)
         for worker in sorted(world.leaving):
             self._act("lose", worker)
         for worker in sorted(set(range(world.workers)) - world.present - world.gone):
@@ -155,8 +158,8 @@ class Play:
         if world.step < aim:
             raise Broken("starved", f"it took fewer than {_ENOUGH} steps in {_PATIENCE} events in which all went well")
         task, chunk = pending[0]
-        why = f"task {task}, chunk {chunk}, which is {world.status(pending[0])}, is neither used nor cancelled"
-        raise Broken("forgotten", why)
+        has = "is open" if world.status(pending[0]) == "open" else "has arrived"
+        raise Broken("forgotten", f"task {task}, chunk {chunk}, which {has}, is neither used nor cancelled")
 
     def _act(self, kind: str, worker: int) -> None:
         if self.world.stopped is None:
@@ -205,9 +208,11 @@ def _shown(value: Any) -> str:
             return f"{value:.4g}"
     defaults: ByName | None = getattr(value, "_field_defaults", None)
     if defaults is not None:
-        shown = zip(value._fields, value, strict=True)
-        text = ", ".join(f"{name}={_shown(v)}" for name, v in shown if name not in defaults or v != defaults[name])
-        return f"{type(value).__name__}({text})"
+        fields = zip(value._fields, value, strict=True)
+        arguments = ", ".join(
+            f"{name}={_shown(v)}" for name, v in fields if name not in defaults or v != defaults[name]
+        )
+        return f"{type(value).__name__}({arguments})"
     return f"({', '.join(map(_shown, value))})" if isinstance(value, (tuple, list)) else repr(value)
 
 
@@ -220,6 +225,14 @@ def _schedule(transcript: Sequence[Any]) -> Iterator[str]:
             yield f"  {_shown(entry)}"
 
 
+def _folded(transcript: Sequence[Any]) -> list[str]:
+    """Return the lines of a schedule without the middle of its part without faults, if that is long."""
+    lines = list(_schedule(transcript))
+    begin = next((number for number, line in enumerate(lines, 1) if line.strip() == _WELL), len(lines)) + _SHOWN
+    end = len(lines) - _SHOWN_LAST
+    return lines if end - begin < 2 else [*lines[:begin], f"  ({end - begin:,} lines more)", *lines[end:]]
+
+
 def explained(error: Exception) -> Broken:
     """Return the broken rule, or the exception that a strategy raised and its place."""
     match error:
@@ -230,10 +243,10 @@ def explained(error: Exception) -> Broken:
         case RunFailed():
             return Broken("run", f"the run failed: {error}")
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    text = (
+    sentence = (
         f"it raised {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"
     )
-    return Broken(type(error).__name__, text)
+    return Broken(type(error).__name__, sentence)
 
 
 def _played(
@@ -264,18 +277,18 @@ def _shortest(strategy: Strategy, seed: int, actions: list[Action], kind: str, *
     while before != len(actions):
         before, size = len(actions), max(1, len(actions) // 2)
         while size:
-            at = 0
-            while at < len(actions):
-                shorter = actions[:at] + actions[at + size :]
+            index = 0
+            while index < len(actions):
+                shorter = actions[:index] + actions[index + size :]
                 if fails(shorter):
                     actions = shorter
                 else:
-                    at += size
+                    index += size
             size //= 2
-    for at, action in enumerate(actions):
+    for index, action in enumerate(actions):
         for plainer in (action._replace(worker=0, pick=0, wait=0.0, save=False), action._replace(save=False)):
-            if plainer != action and fails([*actions[:at], plainer, *actions[at + 1 :]]):
-                actions = [*actions[:at], plainer, *actions[at + 1 :]]
+            if plainer != action and fails([*actions[:index], plainer, *actions[index + 1 :]]):
+                actions = [*actions[:index], plainer, *actions[index + 1 :]]
                 break
     return actions
 
@@ -289,8 +302,8 @@ def hostile(strategy: Strategy, *, seed: int, events: int = 200) -> None:
     if broken is None:
         return
     actions = _shortest(strategy, seed, play.done, broken.kind, whole=play.ended)
-    short, again = _played(strategy, seed, actions, whole=play.ended)
-    if again is None:
-        short, again = play, broken
-    lines = "\n".join(_schedule(short.transcript))
-    raise Broken(again.kind, f"{again}\nits shortest schedule:\n{lines}") from None
+    short, failure = _played(strategy, seed, actions, whole=play.ended)
+    if failure is None:
+        short, failure = play, broken
+    lines = "\n".join(_folded(short.transcript))
+    raise Broken(failure.kind, f"{failure}\nits shortest schedule:\n{lines}") from None

@@ -89,31 +89,31 @@ class _Trial:
 
     def _checked_trajectory(self) -> list[Vector]:
         """Return the models of a trajectory, after checks of the form of each step."""
-        shown = self.w.copy()
-        state = dict(self.optimizer.start(shown))
-        assert _same(shown, self.w), "start() changes the model"
-        _check_state(state, {"the model": shown}, "start()")
+        copied = self.w.copy()
+        state = dict(self.optimizer.start(copied))
+        assert _same(copied, self.w), "start() changes the model"
+        _check_state(state, {"the model": copied}, "start()")
         w, models = self.w, []
         twin = {name: value.copy() for name, value in state.items()}
         for t in range(_STEPS):
             gradient, former = self.gradients[t].copy(), {name: value.dtype for name, value in state.items()}
-            shown = w.copy()
-            stepped = self.optimizer.step(shown, gradient, state, t, _SCALES[t])
-            assert _same(shown, w), f"step {t} changes the model that it starts from, which others still read"
+            copied = w.copy()
+            stepped = self.optimizer.step(copied, gradient, state, t, _SCALES[t])
+            assert _same(copied, w), f"step {t} changes the model that it starts from, which others still read"
             assert isinstance(stepped, np.ndarray) and stepped.shape == w.shape, (
                 f"step {t} returns {_shown(stepped)}, not a vector of the model's shape {w.shape}"
             )
             assert stepped.dtype == self.dtype, f"step {t} of a model of {self.dtype} returns {stepped.dtype}"
             assert np.isfinite(stepped).all(), f"step {t} by finite gradients is not finite"
-            assert not np.shares_memory(stepped, shown), f"step {t} returns the memory of the model before it"
+            assert not np.shares_memory(stepped, copied), f"step {t} returns the memory of the model before it"
             _check_state(
-                state, {"the model": stepped, "the former model": shown, "the gradient": gradient}, f"step {t}"
+                state, {"the model": stepped, "the former model": copied, "the gradient": gradient}, f"step {t}"
             )
             for name in former.keys() & state.keys():
                 assert state[name].dtype == former[name], (
                     f"step {t} turns the state's '{name}' from {former[name]} into {state[name].dtype}"
                 )
-            self._check_out(shown, t, twin, stepped, state)
+            self._check_out(copied, t, twin, stepped, state)
             w = stepped.copy()
             models.append(w)
         return models
@@ -121,8 +121,8 @@ class _Trial:
     def _check_out(self, w: Vector, t: int, twin: State, stepped: Vector, state: State) -> None:
         """Take the same step with ``out``, and compare model and state."""
         out = np.full_like(self.w, np.nan)
-        given = self.optimizer.step(w, self.gradients[t].copy(), twin, t, _SCALES[t], out)
-        assert given is out, f"step {t} does not return the vector out that it was given"
+        returned = self.optimizer.step(w, self.gradients[t].copy(), twin, t, _SCALES[t], out)
+        assert returned is out, f"step {t} does not return the vector out that it was given"
         assert _same(out, stepped), f"step {t} gives another model in out than without it"
         _check_state(twin, {"out": out}, f"step {t}")
         assert twin.keys() == state.keys() and all(_same(twin[name], state[name]) for name in state), (
@@ -137,12 +137,12 @@ class _Trial:
         self._step(self.w, self._start(), _STEPS - 1)
         for t in range(_STEPS + 1):
             for which in (0, 1):
-                own = t - which
-                if 0 <= own < _STEPS:
-                    places[which] = self._step(places[which], states[which], own)
-                    assert _same(places[which], models[own]), (
-                        f"step {own} depends on the other steps that the object has taken; all state belongs into the "
-                        "dictionary that start() returns"
+                step_number = t - which
+                if 0 <= step_number < _STEPS:
+                    places[which] = self._step(places[which], states[which], step_number)
+                    assert _same(places[which], models[step_number]), (
+                        f"step {step_number} depends on the other steps that the object has taken; all state belongs "
+                        "into the dictionary that start() returns"
                     )
 
     def _continued(self, optimizer: Optimizer) -> Iterator[tuple[int, Vector]]:
@@ -166,10 +166,10 @@ class _Trial:
             return
         spec = self.optimizer.spec
         try:
-            again = build(spec, lr=self.optimizer.rate.spec)
+            rebuilt = build(spec, lr=self.optimizer.rate.spec)
         except BadInput as error:
             raise AssertionError(f"the spec '{spec}' cannot be read: {error}") from None
-        for t, w in self._continued(again):
+        for t, w in self._continued(rebuilt):
             assert _same(w, models[t]), f"the spec '{spec}' builds an optimiser whose step {t} is another one"
         if not self.optimizer.uniform:
             return
@@ -220,14 +220,15 @@ class _Trial:
                     return
                 for which in random.permutation(len(slices)).tolist():
                     take(slices[which], self.gradients[t][slices[which]].copy())
-            whole = self._step(w, wholes, t)
+            of_all = self._step(w, wholes, t)
             claim = f"the class declares by_coordinate, but step {t}"
-            assert _near(out, whole, w), f"{claim} in slices is not the step of the whole model"
+            assert _near(out, of_all, w), f"{claim} in slices is not the step of the whole model"
             for name in wholes:
                 assert name in state and _near(state[name], wholes[name], wholes[name]), (
-                    f"{claim} in slices leaves another '{name}' in the state: a slice must change its part in place"
+                    f"{claim} in slices leaves another '{name}' in the state: a slice must change its part in place, "
+                    "by its own coordinates alone"
                 )
-            w = whole
+            w = of_all
         assert _near(w, models[-1], self.w), "steps after steps in slices are other ones"
 
     def _check_proportion(self) -> None:

@@ -51,9 +51,9 @@ def check_problem(problem: Problem, *, partitions: int = 3, seed: int = 0) -> No
     _check_losses(problem, pieces, w, tolerance)
     for _ in range(3):
         _check_slope(problem, w, gradient, random.normal(size=problem.dimension))
-    whole = problem.split(1)
-    whole.load([0])
-    assert _near(_expanded(whole, 0, w), total, tolerance), "the gradient depends on how the data is cut"
+    single = problem.split(1)
+    single.load([0])
+    assert _near(_expanded(single, 0, w), total, tolerance), "the gradient depends on how the data is cut"
 
 
 def _check_metrics(problem: Problem, w: Vector) -> None:
@@ -73,12 +73,17 @@ def _check_sizes(problem: Problem, pieces: Partitions, partitions: int) -> None:
         assert ours == theirs, f"{name} of the problem is {ours}, of its partitions {theirs}"
 
 
-def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -> Vector:
-    """Return the gradient of partition j, shape (dimension,), after checks of its form and of its rows."""
+def _checked_support(pieces: Partitions, j: int) -> Index | None:
     support = pieces.support(j)
     if support is not None:
         inside = not len(support) or 0 <= support[0] <= support[-1] < pieces.dimension
         assert inside and (np.diff(support) > 0).all(), f"the support of partition {j} must be sorted coordinates"
+    return support
+
+
+def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -> Vector:
+    """Return the gradient of partition j, shape (dimension,), after checks of its form and of its rows."""
+    support = _checked_support(pieces, j)
     try:
         gradient = np.array(pieces.partial_gradient(j, w))
     except ValueError as error:
@@ -87,12 +92,12 @@ def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -
     assert gradient.shape == (length,), f"the gradient of partition {j} has shape {gradient.shape}, not ({length},)"
     assert gradient.dtype == pieces.dtype, f"the gradient of partition {j} is {gradient.dtype}, not {pieces.dtype}"
     assert np.isfinite(gradient).all(), f"the gradient of partition {j} is not finite"
-    again = np.asarray(pieces.partial_gradient(j, w))
-    assert np.array_equal(gradient, again), f"the gradient of partition {j} differs from call to call"
+    second = np.asarray(pieces.partial_gradient(j, w))
+    assert np.array_equal(gradient, second), f"the gradient of partition {j} differs from call to call"
     size = pieces.sizes[j]
     if size > 1:
         rows = np.arange(size, dtype=np.intp)
-        parts = [np.asarray(pieces.partial_gradient(j, w, part)) for part in (rows[::2], rows[1::2])]
+        parts = [np.asarray(pieces.partial_gradient(j, w, selected)) for selected in (rows[::2], rows[1::2])]
         assert _near(parts[0] + parts[1], gradient, tolerance), f"the rows do not add up to partition {j}; {_SUMS}"
     only = partition_abilities(pieces).only
     if only:
@@ -119,7 +124,9 @@ def _check_losses(problem: Problem, pieces: Partitions, w: Vector, tolerance: fl
     )
     for j, size in enumerate(pieces.sizes):
         rows = np.arange(size, dtype=np.intp)
-        parts = sum(partial_loss(j, w, part) for part in (rows[: size // 2], rows[size // 2 :]) if len(part))
+        parts = sum(
+            partial_loss(j, w, selected) for selected in (rows[: size // 2], rows[size // 2 :]) if len(selected)
+        )
         assert abs(parts - losses[j]) <= tolerance * (1.0 + abs(losses[j])), (
             f"the losses of rows do not add up to that of partition {j}"
         )
@@ -150,7 +157,7 @@ def _check_slope(problem: Problem, w: Vector, gradient: Vector, direction: Vecto
     )
 
 
-class _Pieces:
+class _SquarePartitions:
     def __init__(self, m: int, d: int, dtype: str, faults: dict[int, str]) -> None:
         self.dimension, self.dtype = d, np.dtype(dtype)
         self.sizes = (1,) * m
@@ -182,20 +189,27 @@ class _Pieces:
                 raise ValueError(f"partition {partition} is broken")
             case "exit":
                 raise SystemExit("of its own accord")
-            case "die":
-                os._exit(7)
-            case "fork":
-                os.fork()
-            case "forks":
-                while os.fork():
-                    time.sleep(0.001)
-                time.sleep(60.0)
-            case "stray":
-                if not os.fork():
-                    os.setpgid(0, 0)
-                    time.sleep(60.0)
-                    os._exit(0)
+            case "die" | "fork" | "forks" | "stray" as fault:
+                _misbehave(fault)
         return gradient
+
+
+def _misbehave(fault: str) -> None:
+    """End this process, or leave further ones."""
+    match fault:
+        case "die":
+            os._exit(7)
+        case "fork":
+            os.fork()
+        case "forks":
+            while os.fork():
+                time.sleep(0.001)
+            time.sleep(60.0)
+        case "stray":
+            if not os.fork():
+                os.setpgid(0, 0)
+                time.sleep(60.0)
+                os._exit(0)
 
 
 class Squares:
@@ -215,12 +229,12 @@ class Squares:
     ) -> None:
         self.samples, self.dimension, self.dtype = samples, d, np.dtype(dtype)
         self.faults = faults or {}
-        self.centres = _Pieces(samples, d, dtype, {}).centres
+        self.centres = _SquarePartitions(samples, d, dtype, {}).centres
 
-    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _Pieces:
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _SquarePartitions:
         # one sample for each partition, whatever the shares
         self.samples = partitions
-        pieces = _Pieces(partitions, self.dimension, self.dtype.str, self.faults)
+        pieces = _SquarePartitions(partitions, self.dimension, self.dtype.str, self.faults)
         self.centres = pieces.centres
         return pieces
 
@@ -234,10 +248,10 @@ class Squares:
 
     def sampled(self, samples: int) -> Squares:
         """Return the problem with a sample of its terms."""
-        part = copy(self)
-        part.centres = self.centres[some_rows(self.samples, samples, "train")]
-        part.samples = len(part.centres)
-        return part
+        sample = copy(self)
+        sample.centres = self.centres[some_rows(self.samples, samples, "train")]
+        sample.samples = len(sample.centres)
+        return sample
 
     def smoothness(self) -> float:
         """1, the curvature of each square."""

@@ -5,15 +5,21 @@ from __future__ import annotations
 import copy
 import json
 
-from anyk.base import keyed
+from anyk import codes
+from anyk.base import keyed, specs
+from anyk.base.errors import BadInput
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
-from anyk.protocol import Strategy
+from anyk.protocol import Running, Strategy
 from anyk.runs import Driver, RunLog, session
 from anyk.runs.api import decisions, log_columns
-from anyk.testing.hostile import explained, hostile
+from anyk.strategies import registry
+from anyk.strategies import strategy as build_strategy
+from anyk.testing.hostile import Play, explained, hostile
+from anyk.testing.world import Broken
 
 _EVENTS = 8  # of a hostile schedule, for each step asked for
+_COMPARED = 60  # events in which a strategy is compared with the one that its spec builds
 
 
 def check_strategy(
@@ -25,7 +31,8 @@ def check_strategy(
     while workers are lost and return. It must take its steps without deadlock, use no task number twice, dispatch no
     task to a busy worker, and use no message twice, before its arrival or after its cancellation. Every chunk ends in
     exactly one way; weights give the residual that a step claims; the same seed gives the same decisions; and a
-    strategy restored from its state, through JSON, continues exactly as if it had not been interrupted.
+    strategy restored from its state, through JSON, continues exactly as if it had not been interrupted. If its name is
+    registered, its spec builds a strategy that decides in the same way, as a resumed run needs.
 
     Raises :class:`AssertionError` with the broken rule, the shortest schedule found and the command that repeats it.
     ``spec``: the strategy in that command, by default its own spec.
@@ -36,6 +43,7 @@ def check_strategy(
     try:
         hostile(strategy, seed=seed, events=_EVENTS * steps)
         _check(strategy, steps, outages, seed)
+        _check_spec(strategy, seed)
     except Exception as error:  # a user's strategy may raise anything
         raise AssertionError(
             f"{explained(error)}\n"
@@ -45,12 +53,35 @@ def check_strategy(
 
 
 def _check(strategy: Strategy, steps: int, outages: int, seed: int) -> None:
-    whole = _drive(copy.deepcopy(strategy), steps, outages, seed, None)
-    again = _drive(copy.deepcopy(strategy), steps, outages, seed, None)
-    assert whole == again, "two runs with one seed differ"
+    uninterrupted = _drive(copy.deepcopy(strategy), steps, outages, seed, None)
+    repeated = _drive(copy.deepcopy(strategy), steps, outages, seed, None)
+    assert uninterrupted == repeated, "two runs with one seed differ"
     for interrupted in {1, max(1, steps // 2), steps - 1}:
         resumed = _drive(copy.deepcopy(strategy), steps, outages, seed, interrupted)
-        assert resumed == whole, f"resumed at step {interrupted} it decides otherwise"
+        assert resumed == uninterrupted, f"resumed at step {interrupted} it decides otherwise"
+
+
+def _check_spec(strategy: Strategy, seed: int) -> None:
+    """Compare a strategy with the one that its spec builds, if the name is registered for its class."""
+    spec = strategy.spec
+    name = specs.parse(spec)[0]
+    if name not in registry.entries and name not in codes.registry.entries:
+        return
+    try:
+        built = build_strategy(spec, workers=strategy.layout.workers)
+    except BadInput as error:
+        raise AssertionError(f"no strategy can be built from its spec '{spec}': {error}") from None
+    if type(built) is not type(strategy):
+        return
+    hint = "is every setting in the spec?"
+    assert built.layout == strategy.layout, f"its spec '{spec}' builds a strategy with another layout: {hint}"
+    play = Play(strategy, seed)
+    play.twin = Running(built)
+    try:
+        play.play((action._replace(save=False) for action in play.sample_actions(_COMPARED)), whole=False)
+    except Broken as error:
+        if error.kind == "restored":
+            raise AssertionError(f"its spec '{spec}' builds a strategy that decides otherwise: {hint}") from None
 
 
 def _cluster(strategy: Strategy, outages: int, seed: int) -> Simulated:

@@ -168,10 +168,10 @@ class _Round:
     def _check_named(self, before: _Moment, moment: _Moment) -> None:
         """Check that a deadline is named if time alone made the rule true."""
         since, until = before.now - self.began, moment.now - self.began
+        named = ", ".join(f"{deadline:.4g}" for deadline in self.deadlines) or "no time"
         assert any(since - _ALARM <= deadline <= until for deadline in self.deadlines), (
             f"enough() becomes True without a reply, between {since:.4g} and {until:.4g} s, but deadlines() names "
-            f"{', '.join(f'{d:.4g}' for d in self.deadlines) or 'no time'}: the round would not end until something "
-            "else happens"
+            f"{named}, asked once when the round begins: the round would not end until something else happens"
         )
 
     def _check_rounding(self) -> None:
@@ -200,17 +200,17 @@ def _check_alone(rule: Wait, answers: Sequence[tuple[_Moment, bool]], random: np
 
 def _check_text(rule: Wait, rounds: Sequence[_Round], workers: int) -> None:
     """Read the rule's text, from which runs are resumed; rules with a function of Python have none."""
-    text = str(rule)
+    spec = str(rule)
     if _has_function(rule):
         return
     try:
-        again = wait_rule(text, replies=workers)
+        parsed = wait_rule(spec, replies=workers)
     except BadInput as error:
-        raise AssertionError(f"the rule's text '{text}' cannot be read back: {error}") from None
+        raise AssertionError(f"the rule's text '{spec}' cannot be read back: {error}") from None
     for one in rounds:
         for moment in one.moments:
-            assert _asked(again, moment) == _asked(rule, moment), (
-                f"the rule's text '{text}' is read back as another rule, which differs {moment}"
+            assert _asked(parsed, moment) == _asked(rule, moment), (
+                f"the rule's text '{spec}' is read back as another rule, which differs {moment}"
             )
 
 
@@ -230,15 +230,15 @@ def _check_planning(rule: Wait, workers: int, random: np.random.Generator) -> No
     ends = sorted({0.0, *rule.changes()})
     assert all(0.0 <= seconds < float("inf") for seconds in ends), f"changes() names {ends}"
     inside = [(first + second) / 2.0 for first, second in pairwise([*ends, ends[-1] * 2.0 + 1.0])]
-    for at, seconds in zip(ends, inside, strict=True):
-        required = rule.required_replies(workers, at, residuals.__getitem__)
+    for change, seconds in zip(ends, inside, strict=True):
+        required = rule.required_replies(workers, change, residuals.__getitem__)
         if required is None:
-            assert not rule.predictable, f"the rule is predictable, but required_replies() after {at:.4g} s is None"
+            assert not rule.predictable, f"the rule is predictable, but required_replies() after {change:.4g} s is None"
             return
-        for later in (at, at + _ALARM, seconds):
+        for later in (change, change + _ALARM, seconds):
             asked = rule.required_replies(workers, later, residuals.__getitem__)
             assert asked == required, (
-                f"required_replies() is {required} after {at:.4g} s and {asked} after {later:.4g} s, a change that "
+                f"required_replies() is {required} after {change:.4g} s and {asked} after {later:.4g} s, a change that "
                 "changes() does not name"
             )
         for replies in range(1, workers + 1):
@@ -263,8 +263,8 @@ def _check_pace(rule: Wait, workers: int) -> None:
     expected = pace(strategy, delays).seconds
     if expected is None:
         return
-    found = simulated_pace(strategy, delays, updates=_UPDATES)
-    assert abs(found.seconds - expected) <= 6.0 * found.error + 1e-3 * expected + 1e-5, (
+    simulated = simulated_pace(strategy, delays, updates=_UPDATES)
+    assert abs(simulated.seconds - expected) <= 6.0 * simulated.error + 1e-3 * expected + 1e-5, (
         f"a round of exponential workers takes {expected:.4g} s by required_replies() and changes(), in a simulation "
-        f"{found.seconds:.4g} ± {2.0 * found.error:.2g} s"
+        f"{simulated.seconds:.4g} ± {2.0 * simulated.error:.2g} s"
     )

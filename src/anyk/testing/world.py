@@ -42,8 +42,8 @@ Place = tuple[int, int]  # task and chunk of a message
 class Broken(AssertionError):
     """A strategy has broken a rule; ``kind`` names the rule, or the exception that it raised."""
 
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, kind: str, sentence: str) -> None:
+        super().__init__(sentence)
         self.kind = kind
 
 
@@ -152,13 +152,8 @@ class World:
                 self._arrived((other, index), f"read by task {task}")
             if chunk.mix:
                 _check_total(f"task {task} begins at", [*(weight for *_, weight in chunk.mix), chunk.share])
-            before = self.tasks.get(chunk.state)
-            if chunk.state != -1 and not self.layout.stateful:
-                raise Broken("layout", f"task {task} continues a state; the layout states that none does")
-            if chunk.state != -1 and (before is None or before.worker != worker):
-                raise Broken("state", f"task {task} continues from the state of task {chunk.state}, another worker's")
-            if before is not None and before.life == self.lives[worker] and chunk.state not in self.states[worker]:
-                raise Broken("state", f"task {task} continues from the state of task {chunk.state}, which may be gone")
+            if chunk.state != -1:
+                _check_state(self, worker, task, chunk)
 
     def _cancel(self, command: Cancel) -> None:
         for task in command.tasks:
@@ -313,6 +308,17 @@ def _keep_list(command: Combine | Mix) -> Sequence[Place]:
     if not set(command.messages).issuperset(command.keep):
         raise Broken("keep", f"a step keeps messages that it does not use: {command.keep}")
     return command.keep
+
+
+def _check_state(world: World, worker: int, task: int, chunk: Chunk) -> None:
+    """Raise :class:`Broken` if a chunk continues a state that its worker may lack."""
+    before = world.tasks.get(chunk.state)
+    if not world.layout.stateful:
+        raise Broken("layout", f"task {task} continues a state; the layout states that none does")
+    if before is None or before.worker != worker:
+        raise Broken("state", f"task {task} continues from the state of task {chunk.state}, another worker's")
+    if before.life == world.lives[worker] and chunk.state not in world.states[worker]:
+        raise Broken("state", f"task {task} continues from the state of task {chunk.state}, which may be gone")
 
 
 def _check_total(what: str, weights: Iterable[float]) -> None:

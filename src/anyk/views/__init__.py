@@ -1,6 +1,6 @@
 """Views of runs: tables, pictures, pages, progress, and exports for other programs."""
 
-from anyk.runs.api import Progress
+from anyk.runs.api import LiveProgress
 from anyk.views.chaos_report import chaos_page, chaos_table
 from anyk.views.code_tables import (
     code_facts,
@@ -60,7 +60,7 @@ __all__ = [
     "Metrics",
     "NothingToDraw",
     "Panel",
-    "Progress",
+    "LiveProgress",
     "Watch",
     "address",
     "chaos_page",

@@ -229,7 +229,7 @@ class _Page:
         what = f"race of {planned} runs" if planned > 1 else last.config.strategy
         metric = (last.metric or {}).get("value")
         named = "" if metric is None else f"{last.metric_name} {number(metric)}"
-        cells = [what, last.config.workers, f"{last.steps:,}", duration(last.seconds), number(last.loss), named]
+        cells = [what, str(last.config.workers), f"{last.steps:,}", duration(last.seconds), number(last.loss), named]
         line = {"name": self.name, "state": state, "cells": cells}
         if state[0] == "ended":
             self._line = log_states, line

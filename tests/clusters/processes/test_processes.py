@@ -229,16 +229,16 @@ def test_a_stopped_worker_is_left_behind():
     """SIGSTOP: it does not listen; the driver goes on without it, and it joins in again when it wakes."""
     cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.01))
 
-    def watch(driver, evaluator):
-        if driver.step == 5:
-            os.kill(cluster.pids[0], signal.SIGSTOP)
-        if driver.step == 25:
-            os.kill(cluster.pids[0], signal.SIGCONT)
-        # tasks are numbered by round and worker
-        if driver.step > 25 and any(task % 4 == 0 for task, _ in driver.last_update.messages):
-            driver.end()
+    class StopsWorker(anyk.Callback):
+        def on_step(self, info):
+            if info.step == 5:
+                os.kill(cluster.pids[0], signal.SIGSTOP)
+            if info.step == 25:
+                os.kill(cluster.pids[0], signal.SIGCONT)
+            if info.step > 25 and 0 in info.record.used_by:
+                info.driver.end()
 
-    run = anyk.train(Squares(4), "frc:stragglers=1", cluster, seconds=120.0, callbacks=[Watching(watch)])
+    run = anyk.train(Squares(4), "frc:stragglers=1", cluster, seconds=120.0, callbacks=[StopsWorker()])
     by_step = dict(run.log.rows("SELECT step, sum(worker = 0) FROM chunks WHERE step IS NOT NULL GROUP BY step"))
     assert sum(by_step[step] for step in range(8, 25)) == 0
     assert by_step[run.steps] == 1
@@ -252,7 +252,7 @@ def test_a_reply_that_is_not_finite_is_named_and_not_used(fault, reason):
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
     assert named
-    assert all("worker 3" in text and reason in text for text in named)
+    assert all("worker 3" in sentence and reason in sentence for sentence in named)
     assert run.ledger["unusable"] == len(named)
 
 

@@ -14,10 +14,11 @@ import anyk
 from anyk.base.errors import BadInput
 from anyk.cli import main
 from anyk.clusters import Outage, Simulated, registry
-from anyk.delays import Table
+from anyk.delays import TableDelays
 from anyk.fleet.auto.auto_training import left_out
 from anyk.fleet.auto.parts import continues
 from anyk.fleet.records import Record
+from anyk.protocol import Workers
 from anyk.runs.callbacks import Watching
 
 N = 4
@@ -42,7 +43,7 @@ def wandering(rounds: int, then: int = 0) -> Any:
 def test_a_missed_promise_plans_again_and_loses_no_step() -> None:
     heard: list[str] = []
     training = anyk.train_auto(
-        problem(), workers=N, cluster="simulated", delays=Table(wandering(30, 70), by="round"), steps=70, measure=10,
+        problem(), workers=N, cluster="simulated", delays=TableDelays(wandering(30, 70), by="round"), steps=70, measure=10,
         every=10, tell=heard.append,
     )  # fmt: skip
     parts = [(run.config.strategy, run.begun, run.steps) for run in training.runs]
@@ -68,7 +69,7 @@ def test_all_workers_are_waited_for_where_that_may_be_faster() -> None:
     times[100:, 3] *= 6.0
     heard: list[str] = []
     training = anyk.train_auto(
-        problem(), workers=8, cluster="simulated", delays=Table(times, by="round", per="load"), steps=200,
+        problem(), workers=8, cluster="simulated", delays=TableDelays(times, by="round", per="load"), steps=200,
         evaluate="none", tell=heard.append,
     )  # fmt: skip
     parts = [(run.config.strategy, run.begun) for run in training.runs]
@@ -93,7 +94,7 @@ def test_it_takes_little_longer_than_the_best_fixed_strategy(kind: str, per: str
         times[150:, 3] *= 6.0
     else:
         times[:150] += random.exponential(0.5, (150, 8))
-    same: Any = {"workers": 8, "delays": Table(times, by="round", per=per), "steps": 300, "evaluate": "none"}
+    same: Any = {"workers": 8, "delays": TableDelays(times, by="round", per=per), "steps": 300, "evaluate": "none"}
     same["cluster"] = "simulated"
     fixed = (
         "uncoded",
@@ -119,14 +120,14 @@ def test_a_fleet_that_changes_is_measured_until_all_were_there() -> None:
         return Simulated(workers, delays=delays, seed=seed, communication=communication, outages=away)
 
     lines: list[str] = []
-    delays = Table(wandering(100), by="round")
+    delays = TableDelays(wandering(100), by="round")
     with mock.patch.dict(registry.entries, {"late": replace(registry.entry("simulated"), build=make)}):
         auto = anyk.train_auto(
             problem(), workers=(2, N), cluster="late", delays=delays, steps=60, measure=12, tell=lines.append
         )
     parts = [(run.config.strategy, run.begun, run.steps) for run in auto.runs]
-    fleet = "fewest=2,partitions=16"
-    coded = f"frc:stragglers=1,{fleet}"
+    coded = "frc:stragglers=1"
+    assert {run.config.workers for run in auto.runs} == {Workers(fewest=2, most=N, partitions=16)}
     assert parts == [(coded, 0, 12), (coded, 12, 36), (coded, 36, 60)]  # twice as long
     assert [line for line in lines if "no plan yet" in line]
     alone = anyk.train(problem(), "uncoded", "simulated", workers=N, partitions=16, steps=60)
@@ -136,7 +137,7 @@ def test_a_fleet_that_changes_is_measured_until_all_were_there() -> None:
 
 @pytest.mark.slow
 def test_limits_are_of_all_parts_and_a_record_spares_measuring(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": Table(wandering(60), by="round")}
+    settings: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": TableDelays(wandering(60), by="round")}
     only = anyk.train_auto(problem(), **settings, steps=8, measure=10)
     assert [run.steps for run in only.runs] == [8] and only.parts[0].plan is None
     short = anyk.train_auto(problem(), **settings, seconds=40.0, measure=10)
@@ -222,7 +223,7 @@ def test_several_models_are_trained_in_turn() -> None:
         times[t : t + 2, random.choice(8, 3, replace=False)] = 6.0
     problems = [anyk.problems.from_data(f"synthetic:rows=160,features=4,seed={i}") for i in range(3)]
     training = anyk.train_auto(
-        problems, workers=8, cluster="simulated", delays=Table(times, by="round"), steps=20, measure=30, every=12
+        problems, workers=8, cluster="simulated", delays=TableDelays(times, by="round"), steps=20, measure=30, every=12
     )
     measured, coded = training.runs[:2]
     assert (measured.config.strategy, measured.steps) == ("frc:stragglers=1,models=3", 10)
@@ -233,11 +234,13 @@ def test_several_models_are_trained_in_turn() -> None:
     for slot, model in alone.models.items():
         assert training.models[slot] == pytest.approx(model, rel=1e-9)
         assert training.history_of(slot)["step"].tolist() == list(range(21))
-    assert not {"gc", "m-sgc"} & set(left_out(8, 3)) and {"pasgd", "dpsgd"} <= set(left_out(8, 3))
+    assert not {"gc", "m-sgc"} & set(left_out(Workers(most=8), 3)) and {"pasgd", "dpsgd"} <= set(
+        left_out(Workers(most=8), 3)
+    )
 
 
 def test_those_that_cannot_continue_a_run_are_left_out() -> None:
-    names = left_out(N)
+    names = left_out(Workers(most=N))
     assert {"pasgd", "dpsgd", "diloco"} <= set(names) and not {"frc", "uncoded", "cyclic"} & set(names)
     assert continues(anyk.strategy("frc:load=2", workers=N)) and not continues(anyk.strategy("dpsgd", workers=N))
 
@@ -275,7 +278,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert refused.exit_code == 2 and "--seeds are for the folder of a race" in refused.output
     several = [*words, "--strategy", "auto:measure=5", "--workers", f"2..{N}", "--partitions", "12", "--steps", "8"]
     follows = CliRunner().invoke(main, several)
-    assert follows.exit_code == 0 and "'frc:stragglers=1,fewest=2,partitions=12' (" in follows.output, follows.output
+    assert follows.exit_code == 0 and "'frc:stragglers=1' (" in follows.output, follows.output
     report = json.loads(Path("run.json").read_text())
     assert [stage["steps"] for stage in report["parts"]] == [12, 30] and report["parts"][1]["check"]["held"] is True
     for more, sentence in (

@@ -48,7 +48,11 @@ def test_a_plan_file_holds_what_is_run_and_promised(plan: Any, tmp_path: Path) -
     file = tmp_path / "plan.toml"
     plan.save(file)
     promise = Promise.load(file)
-    assert promise == plan.promise and (promise.strategy, promise.horizon, promise.workers) == (plan.best.spec, 60, N)
+    assert promise == plan.promise and (promise.strategy, promise.horizon, promise.workers.most) == (
+        plan.best.spec,
+        60,
+        N,
+    )
     assert promise.seconds_per_step.low <= 1.0 <= promise.seconds_per_step.high and promise.today.strategy == "uncoded"
     plain = tomllib.loads(file.read_text())
     assert plain["record"]["digest"] == plan.record.digest and "learning_rate" not in plain
@@ -73,7 +77,7 @@ def _changed(change: Any) -> Any:
         (_changed(lambda v: v.pop("strategy")), "no key 'strategy'"),
         (_changed(lambda v: v["gain"].pop("low")), "no key 'low' in 'gain'"),
         (_changed(lambda v: v.update(version=2)), "a plan of version 2, this anyk reads version 1"),
-        (_changed(lambda v: v.update(workers="six")), "Expected `int`, got `str` in 'workers'".replace("`", "'")),
+        (_changed(lambda v: v.update(workers="six")), "Expected `object`, got `str` in 'workers'".replace("`", "'")),
         (_changed(lambda v: v.update(horizon=0)), "Expected 'int' >= 1 in 'horizon'"),
         (_changed(lambda v: v["seconds_per_step"].update(low=99.0)), "must be low, median and high in this order"),
         (lambda v: "strategy = ", "is not a plan: it is broken"),
@@ -98,7 +102,7 @@ def test_what_cannot_be_a_plan_file(plan: Any, tmp_path: Path) -> None:
 
 def test_a_run_with_a_plan_has_its_strategy_workers_and_steps(plan: Any, tmp_path: Path) -> None:
     run = anyk.train(problem(), plan.promise, "simulated", out=tmp_path / "run")
-    assert (run.config.strategy, run.config.workers, run.steps) == (plan.best.spec, N, 60)
+    assert (run.config.strategy, run.config.workers.most, run.steps) == (plan.best.spec, N, 60)
     with anyk.Run.open(tmp_path / "run") as saved_run:
         assert saved_run.config.plan == plan.promise
     further = anyk.train(problem(), plan.promise, "simulated", begin=run)
@@ -117,11 +121,11 @@ def test_train_with_a_plan_on_the_command_line(plan: Any, tmp_path: Path) -> Non
     done = invoke("train", "--plan", file, *DATA, "--steps", 5, "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
     with anyk.Run.open(tmp_path / "run") as run:
-        assert (run.config.strategy, run.config.workers, run.steps) == (plan.best.spec, N, 5)
+        assert (run.config.strategy, run.config.workers.most, run.steps) == (plan.best.spec, N, 5)
     for option, sentence in (
         (("--strategy", "frc:load=2"), "leave out --strategy, or --plan"),
-        (("--workers", f"2..{N}"), "is for a fixed fleet; leave out --partitions and the range of --workers"),
-        (("--partitions", 12), "is for a fixed fleet; leave out --partitions and the range of --workers"),
+        (("--workers", f"2..{N}"), f"is for 6 workers, got --workers 2..{N}"),
+        (("--partitions", 12), "is for 6 workers, got --partitions 12"),
         (("--workers", 7), "is for 6 workers, got --workers 7"),
         (("--models", 2), "is for one model"),
     ):
@@ -154,7 +158,7 @@ def parts_of(plan: Any, record: Any, *given_: Any, **more: Any) -> tuple[Any, di
 
 
 def test_a_promise_that_holds_has_no_cause(plan: Any, record: Any) -> None:
-    cluster = anyk.clusters.Simulated(N, delays=anyk.delays.Table(wandering(), by="round"))
+    cluster = anyk.clusters.Simulated(N, delays=anyk.delays.TableDelays(wandering(), by="round"))
     verdict = anyk.check(run_of(plan, cluster))
     assert verdict.held and verdict.parts is verdict.broke is verdict.replan is None and verdict.remarks == ()
     assert verdict.measured.seconds == verdict.promised.seconds == 60.0 and verdict.sentence.startswith(

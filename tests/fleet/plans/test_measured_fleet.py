@@ -86,7 +86,10 @@ def test_partitions_cost_each_worker_its_own_time() -> None:
     cluster = Simulated(3, compute=Compute(0.0, (1.0, 2.0, 3.0), 0.0, 3))
     ends: list[float] = []
     driver = anyk.runs.Driver(
-        anyk.strategy("uncoded:wait=2", workers=3), cluster, steps=3, on_step=lambda driver: ends.append(driver.time)
+        anyk.strategy("uncoded:wait=2", workers=3),
+        cluster,
+        steps=3,
+        on_step=lambda record: ends.append(record.update.time),
     )
     with anyk.runs.session(driver):
         driver.run()

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk.base.errors import BadInput
-from anyk.base.specs import parse
 from anyk.cli import main
 from anyk.fleet import simulate
 from anyk.fleet.plans.candidates import specs_for
 from anyk.fleet.plans.judging import block_length, pareto, resample
 from anyk.fleet.plans.measured_fleet import MeasuredFleet
 from anyk.fleet.records import Record
+from anyk.protocol import Workers
 from anyk.views.fleet_tables import draw_plan, inexact_table, plan_lines, plan_table
 
 pytestmark = pytest.mark.in_process
@@ -368,11 +368,11 @@ def test_a_plan_for_a_changing_fleet_keeps_its_range() -> None:
     assert sentence in record.summary
     plan = anyk.plan(run, slope=0.0, everything=True)
     assert plan.assumptions[0] == f"all workers are there, as in the record: {sentence}"
-    assert plan.best.spec == "frc:stragglers=2,fewest=3,partitions=16"  # the most that can be lost among 3
-    for choice in (*plan.candidates, *plan.others):
-        assert parse(choice.spec)[1].items() >= {"fewest": "3", "partitions": "16"}.items()
+    assert plan.best.spec == "frc:stragglers=2"  # the most that can be lost among 3
+    assert plan.promise.workers == Workers(fewest=3, most=8, partitions=16)
+    assert "cyclic" not in {choice.spec.partition(":")[0] for choice in (*plan.candidates, *plan.others)}
     trained = anyk.train(problem, plan.promise, anyk.clusters.Simulated(8, delays="exp:mean=1"), steps=5)
-    assert trained.config.strategy == plan.best.spec
+    assert (trained.config.strategy, trained.config.workers) == (plan.best.spec, plan.promise.workers)
     never = anyk.clusters.Simulated(8, delays="exp:mean=1", outages=[anyk.clusters.Outage(0.0, 1)])
     run = anyk.train(problem, "uncoded", never, workers=(3, 8), steps=5)
     with pytest.raises(anyk.BadInput, match="in which all workers are given a task .*; its 8 workers never were"):

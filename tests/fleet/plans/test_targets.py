@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import anyk
 from anyk.base.errors import BadInput
 from anyk.cli import main
-from anyk.delays import Table
+from anyk.delays import TableDelays
 from anyk.fleet.plans.candidates import batch_of, build_candidate
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize, vectors_held
 from anyk.fleet.records import Record
@@ -49,7 +49,7 @@ def trained(choice: Any, seed: int) -> float:
     optimizer = anyk.optimizers.GD(lr=choice.learning_rate)
     strategy = anyk.strategy(choice.spec, workers=N)
     seconds = times(100 + seed) + 2.4 * (max(anyk.protocol.shares_computed(strategy)) - 1 / N)  # as the slope says
-    delays = Table(seconds, by="round" if strategy.facts.exact else "task")
+    delays = TableDelays(seconds, by="round" if strategy.facts.exact else "task")
     cluster = anyk.clusters.Simulated(N, delays=delays, seed=seed)
     with anyk.train(problem(), strategy, cluster, optimizer=optimizer, target=TARGET, steps=5000) as run:
         assert run.time_to_target is not None
@@ -88,7 +88,7 @@ def test_every_strategy_has_a_learning_rate_of_its_own(plan: Any) -> None:
     one = next(one for one in plan.candidates if one.spec == "async")
     with pytest.raises(anyk.RunFailed, match="diverged: the loss was 4"):
         anyk.train(
-            problem(), "async", anyk.clusters.Simulated(N, delays=Table(times(), by="task")), target=TARGET,
+            problem(), "async", anyk.clusters.Simulated(N, delays=TableDelays(times(), by="task")), target=TARGET,
             seconds=10 * one.arrival.median, optimizer=anyk.optimizers.GD(lr=rates["uncoded"] * 4),
         )  # fmt: skip
 
@@ -150,11 +150,11 @@ def test_a_promise_of_a_target_is_run_and_checked(plan: Any, tmp_path: Path) -> 
     plan.save(file)
     promise = anyk.runs.Promise.load(file)
     assert promise == plan.promise
-    cluster = anyk.clusters.Simulated(N, delays=Table(times(), by="round"))
+    cluster = anyk.clusters.Simulated(N, delays=TableDelays(times(), by="round"))
     run = anyk.train(problem(), promise, cluster)
     check = anyk.check(run, record=Record(times(), load=1 / N))
     assert run.config.target == TARGET and check.held and "the target took" in check.sentence
-    slow = anyk.train(problem(), promise, anyk.clusters.Simulated(N, delays=Table(times(), by="round")),
+    slow = anyk.train(problem(), promise, anyk.clusters.Simulated(N, delays=TableDelays(times(), by="round")),
                       optimizer=anyk.optimizers.GD(lr=promise.learning_rate / 8))  # fmt: skip
     check = anyk.check(slow, record=Record(times(), load=1 / N))
     assert not check.held and check.broke == "steps" and check.parts is not None

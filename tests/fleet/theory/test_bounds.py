@@ -24,6 +24,7 @@ from anyk.fleet import (
 )
 from anyk.protocol import Dispatch, Running
 from anyk.runs import Driver, session
+from anyk.runs.engine.step_record import StepRecord
 from anyk.strategies import adapted_k, k_for_delays, k_for_noise, order_means
 
 pytestmark = [pytest.mark.in_process, pytest.mark.slow]
@@ -105,10 +106,9 @@ def simulated(spec: str, law: str, steps: int, seed: int = 1) -> tuple[np.ndarra
                 base.update(dict.fromkeys(range(order.task, order.task + len(order.workers)), driver.versions["model"]))
         return execute(orders)
 
-    def watch(driver: Driver) -> None:
-        times.append(driver.time)
-        assert driver.last_update is not None
-        used = {task for task, _ in driver.last_update.messages}
+    def watch(record: StepRecord) -> None:
+        times.append(record.update.time)
+        used = {task for task, _ in record.command.messages}
         stale.append([driver.step - 1 - base[task] for task in arrived if task in used])
         arrived[:] = [task for task in arrived if task not in used]
 
@@ -273,7 +273,7 @@ def test_value_42_the_error_that_remains() -> None:
         problem=problem,  # type: ignore[arg-type]
         optimizer=anyk.optimizers.GD(lr=0.1),
         steps=700,
-        on_step=lambda driver: losses.append(problem.loss(driver.models["model"])),
+        on_step=lambda _: losses.append(problem.loss(driver.models["model"])),
     )
     with session(driver):
         driver.run()

@@ -960,6 +960,33 @@ def test_held_out_rows_do_not_hang_on_rounding(rows: int, test: float, held: int
     assert len(assemble(y[:, None], y, task="regression", test=test, seed=0).y_test) == held
 
 
+def test_targets_of_whole_numbers_become_float64() -> None:
+    data = assemble(np.eye(6), np.arange(6) % 3, "multiclass", ("a", "b", "c"), test=0.5, seed=0)
+    assert data.y_train.dtype == data.y_test.dtype == np.float64
+    assert sorted([*data.y_train, *data.y_test]) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"X": np.ones(6)}, r"X of a data set must be of shape \(rows, features\), got \(6,\)"),
+        ({"X_test": np.ones(6)}, r"X_test of a data set must be of shape"),
+        ({"y": np.ones(5)}, r"y of a data set must be numbers of shape \(6,\), one a row, got float64 of \(5,\)"),
+        ({"X_test": np.ones((2, 6))}, r"y of a data set must be numbers of shape \(8,\)"),
+        ({"y": np.array(list("abcabc"))}, r"y of a data set must be numbers"),
+        ({"classes": 3}, r"classes of a data set must be their names, a tuple of texts, got 3"),
+        ({"classes": (0, 1, 2)}, r"classes of a data set must be their names"),
+        ({"classes": ("a", "b")}, r"task=multiclass must be the number of one of its 2 classes, from 0, got 2"),
+        ({"y": np.full(6, 0.5)}, r"must be the number of one of its 3 classes, from 0, got 0.5"),
+        ({"task": "binary", "classes": ()}, r"task=binary must be -1 or 1, got 0"),
+    ],
+)
+def test_arrays_that_make_no_data_set_are_refused(change: dict[str, Any], sentence: str) -> None:
+    given = {"X": np.eye(6), "y": np.arange(6) % 3, "task": "multiclass", "classes": ("a", "b", "c"), **change}
+    with pytest.raises(BadInput, match=sentence):
+        assemble(**given, test=0.5, seed=0)
+
+
 @pytest.mark.parametrize(
     "spec", ["digits", "synthetic", "synthetic:density=0.1,task=multiclass", "synthetic:task=regression"]
 )

@@ -57,8 +57,8 @@ def test_on_processes_it_leads_where_jax_does() -> None:
 def test_a_worker_needs_neither_jax_nor_pickle(tmp_path: Path) -> None:
     partitions = problem(workers="numpy").split(3)
     w = np.full(partitions.dimension, 0.1, dtype=np.float32)
-    for i, part in enumerate(ship(partitions)):
-        (tmp_path / f"part{i}").write_bytes(part)
+    for i, buffer in enumerate(ship(partitions)):
+        (tmp_path / f"part{i}").write_bytes(buffer)
     script = tmp_path / "worker.py"
     script.write_text(
         """
@@ -89,15 +89,15 @@ np.save(folder / "gradient.npy", gradient)
 def test_a_text_that_is_not_the_drivers_is_not_run() -> None:
     partitions = problem(workers="numpy").split(3)
     assert isinstance(partitions, DecompiledPartitions)
-    rows, (text, digest) = next(iter(partitions._texts.items()))
-    partitions._texts[rows] = text.replace("np.tanh", "np.sinh"), digest
+    rows, (source, digest) = next(iter(partitions._texts.items()))
+    partitions._texts[rows] = source.replace("np.tanh", "np.sinh"), digest
     with pytest.raises(anyk.BadInput, match="it is not what was sent, and is not run"):
         unship(ship(partitions)).load([0])
 
 
 def test_the_source_can_be_read() -> None:
-    text = problem(workers="numpy").source(16).text
-    assert "np.tanh" in text and "import jax" not in text
+    source = problem(workers="numpy").source(16).text
+    assert "np.tanh" in source and "import jax" not in source
     with pytest.raises(anyk.BadInput, match="workers must be jax or numpy, got 'torch'"):
         problem(workers="torch")
     with pytest.raises(anyk.BadInput, match="batch must be a whole number of at least 0, got -1"):

@@ -73,11 +73,11 @@ def test_a_step_of_every_exact_code_is_one_of_the_whole_batch(spec):
     problem, params, data = shared()
     w = problem.initial()
     assert w.dtype == np.float32 and problem.dimension == 20 + 4 + 12 + 3
-    whole = autodiff(params, data) / 24
+    gradient = autodiff(params, data) / 24
     for seed in range(2):
         cluster = anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(mean=1.0), seed=seed)
         run = anyk.train(problem, spec, cluster, steps=1, optimizer=anyk.optimizers.GD())
-        assert w - run.model == pytest.approx(whole, abs=1e-4 if spec.startswith("mds") else 5e-6)
+        assert w - run.model == pytest.approx(gradient, abs=1e-4 if spec.startswith("mds") else 5e-6)
 
 
 @settings(max_examples=5, deadline=None)
@@ -97,25 +97,25 @@ def test_mini_batches_are_drawn_by_key_and_scaled(partitions, batch, version, me
 def test_pytrees_come_back_as_they_were():
     problem, params, data = made(held_out=made(samples=9)[2], l2=0.3)
     w = problem.initial() + np.float32(0.5)
-    there = problem.params_at(w)
-    assert isinstance(there["in"], Layer) and isinstance(there["out"], list)
-    for one, other in zip(jax.tree.leaves(there), jax.tree.leaves(params), strict=True):
+    params_there = problem.params_at(w)
+    assert isinstance(params_there["in"], Layer) and isinstance(params_there["out"], list)
+    for one, other in zip(jax.tree.leaves(params_there), jax.tree.leaves(params), strict=True):
         assert np.allclose(one, other + 0.5, atol=1e-6)
     assert problem.shapes == [(5, 4), (4,), (4, 3), (3,)]
-    assert np.array_equal(ravel_pytree(there)[0], w)
-    assert problem.loss(w) == pytest.approx(float(loss(there, data)) + 0.15 * float(w @ w), rel=1e-5)
-    held = made(samples=9)[2]
-    assert problem.metrics(w)["held_out_loss"] == pytest.approx(float(loss(there, held)), rel=1e-5)
+    assert np.array_equal(ravel_pytree(params_there)[0], w)
+    assert problem.loss(w) == pytest.approx(float(loss(params_there, data)) + 0.15 * float(w @ w), rel=1e-5)
+    dimension = made(samples=9)[2]
+    assert problem.metrics(w)["held_out_loss"] == pytest.approx(float(loss(params_there, dimension)), rel=1e-5)
     assert (problem.metric, problem.better) == ("held_out_loss", "lower")
 
 
 def test_loss_is_that_of_all_rows_and_metrics_may_be_ones_own():
     random = np.random.default_rng(0)
     x = random.standard_normal(2500).astype(np.float32)
-    own = {"largest": lambda params, batch: jnp.max(batch) * params, "none": lambda params, batch: 0}
-    problem = JaxProblem(lambda p, b: jnp.mean((b - p) ** 2), 2.0, x, held_out=x, metrics=own)
+    metrics = {"largest": lambda params, batch: jnp.max(batch) * params, "none": lambda params, batch: 0}
+    problem = JaxProblem(lambda p, b: jnp.mean((b - p) ** 2), 2.0, x, held_out=x, metrics=metrics)
     with pytest.raises(BadInput, match="metrics are computed on held-out samples, and there are none"):
-        JaxProblem(lambda p, b: jnp.mean((b - p) ** 2), 2.0, x, metrics=own)
+        JaxProblem(lambda p, b: jnp.mean((b - p) ** 2), 2.0, x, metrics=metrics)
     w = problem.initial()
     assert w.shape == (1,) and problem.loss(w) == pytest.approx(((x.astype(float) - 2.0) ** 2).mean(), rel=1e-6)
     assert problem.metrics(w) == {"largest": pytest.approx(2 * float(x.max())), "none": 0.0}
@@ -155,17 +155,17 @@ def test_arrays_go_out_of_band():
     parts = pickle.loads(main, buffers=[bytes(buffer.raw()) for buffer in raw])
     w = problem.initial()
     w.flags.writeable = False
-    whole = problem.split(3)
-    assert np.array_equal(parts.partial_gradient(2, w), whole.partial_gradient(2, w))
+    partitions = problem.split(3)
+    assert np.array_equal(parts.partial_gradient(2, w), partitions.partial_gradient(2, w))
     raw.clear()  # Ray and MPI send a worker what it holds
-    cloudpickle.dumps(whole.only([2, 1]), protocol=5, buffer_callback=raw.append)
+    cloudpickle.dumps(partitions.only([2, 1]), protocol=5, buffer_callback=raw.append)
     assert sum(len(buffer.raw()) for buffer in raw) == X.nbytes * (1333 + 1333) / 4000
-    own = whole.only([2, 1])
-    own.load([1, 2])
+    smaller = partitions.only([2, 1])
+    smaller.load([1, 2])
     rows = np.array([0, 7, 1332])
-    assert np.array_equal(own.partial_gradient(1, w, rows), whole.partial_gradient(1, w, rows))
+    assert np.array_equal(smaller.partial_gradient(1, w, rows), partitions.partial_gradient(1, w, rows))
     both = rows.tolist() + [1333, 2000]
-    piece, expected = own.piece(1, 2), whole.piece(1, 2)
+    piece, expected = smaller.piece(1, 2), partitions.piece(1, 2)
     for args in [(0, w), (0, w, np.array(both))]:
         assert np.array_equal(piece.partial_gradient(*args), expected.partial_gradient(*args))
 
@@ -265,19 +265,19 @@ def test_held_out_data_that_the_loss_cannot_take_is_said_at_once() -> None:
 
 def node(module, name, *bases):
     """A class with the name and the home of a library's own, as a node of pytrees."""
-    made = type(name, bases or (object,), {"__module__": module})
+    kind_of_node = type(name, bases or (object,), {"__module__": module})
     jax.tree_util.register_pytree_with_keys(
-        made,
+        kind_of_node,
         lambda x: ([(jax.tree_util.GetAttrKey(key), value) for key, value in vars(x).items()], tuple(vars(x))),
-        lambda keys, values: _filled(made, dict(zip(keys, values, strict=True))),
+        lambda keys, values: _filled(kind_of_node, dict(zip(keys, values, strict=True))),
     )
-    return made
+    return kind_of_node
 
 
 def _filled(kind, fields):
-    made = object.__new__(kind)
-    made.__dict__.update(fields)
-    return made
+    instance = object.__new__(kind)
+    instance.__dict__.update(fields)
+    return instance
 
 
 Variable = node("flax.nnx.variablelib", "Variable")

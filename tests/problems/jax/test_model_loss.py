@@ -52,16 +52,15 @@ def test_keys_states_and_metrics():
     parts.key = 5
     slope = jax.jit(jax.grad(lambda params, batch, seed: loss(params, batch, STATE, key_of(seed), True)[0]))
     for j, rows in ((0, None), (1, None), (1, np.arange(12))):
-        batch = jax.tree.map(
-            lambda a, j=j, rows=rows: a[12 * j : 12 * j + 12][slice(None) if rows is None else rows], DATA
-        )
+        chosen = 12 * j + (np.arange(12) if rows is None else rows)
+        batch = {name: array[chosen] for name, array in DATA.items()}
         expected = slope(params, batch, seed_of(seed_of_draws(5, j, rows)))
-        found = parts.partial_gradient(j, w, *(() if rows is None else (rows,)))
+        actual = parts.partial_gradient(j, w, rows)
         flat = np.concatenate([leaf.ravel() for leaf in map(np.asarray, jax.tree.leaves(expected))])
-        assert found == pytest.approx(flat * len(batch["y"]), rel=1e-3, abs=1e-3)
+        assert actual == pytest.approx(flat * len(batch["y"]), rel=1e-3, abs=1e-3)
         replica = problem.split(2)
         replica.key = 5
-        assert np.array_equal(found, replica.partial_gradient(j, w, *(() if rows is None else (rows,))))
+        assert np.array_equal(actual, replica.partial_gradient(j, w, rows))
     other = slope(params, batch, seed_of(seed_of_draws(5, 0, rows)))
     assert not np.allclose(other["head"], expected["head"])
     assert np.array_equal(parts.piece(1, 1).partial_gradient(0, w), parts.partial_gradient(1, w))
@@ -72,9 +71,9 @@ def test_keys_states_and_metrics():
     assert np.asarray(state["var"]) == pytest.approx(hidden.var(0), rel=1e-3)
     error = (((hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-5)) @ PARAMS["head"] - DATA["y"]) ** 2
     assert problem.loss(w) == pytest.approx(error.mean(), rel=1e-3)
-    told = problem.metrics(w)
-    assert list(told) == ["close", "held_out_loss"] and (problem.metric, problem.better) == ("close", "higher")
-    assert told == pytest.approx({"close": (error < 1).mean(), "held_out_loss": error.mean()}, rel=1e-3)
+    metrics = problem.metrics(w)
+    assert list(metrics) == ["close", "held_out_loss"] and (problem.metric, problem.better) == ("close", "higher")
+    assert metrics == pytest.approx({"close": (error < 1).mean(), "held_out_loss": error.mean()}, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -88,9 +87,9 @@ def test_frozen_parameters_stay_and_are_not_sent():
         problem = JaxProblem(plain, PARAMS, DATA, trainable=mask)
         assert problem.dimension == 4 and problem.shapes == [(4,)]
         assert problem.split(1).partial_gradient(0, problem.initial()) == pytest.approx(slope[12:], rel=1e-5)
-        there = problem.params_at(problem.initial() + 1)
-        assert np.array_equal(there["body"], PARAMS["body"].astype(np.float32))
-        assert np.asarray(there["head"]) == pytest.approx(PARAMS["head"] + 1, rel=1e-6)
+        params_there = problem.params_at(problem.initial() + 1)
+        assert np.array_equal(params_there["body"], PARAMS["body"].astype(np.float32))
+        assert np.asarray(params_there["head"]) == pytest.approx(PARAMS["head"] + 1, rel=1e-6)
         seen = problem.trained_at(problem.initial())  # as an optimiser of optax sees it
         assert seen["body"] is None and seen["head"].shape == (4,)
 
@@ -114,10 +113,10 @@ def test_averages_come_to_rest(kind):
         "copied": {"mean": np.zeros(2), "constant": np.array([7.0])},
     }[kind]
     averages = Averages.of(lambda state: step(state, x[0]), begin)
-    rest = averages.at([step(averages.start, one) for one in x])
-    assert rest["mean"] == pytest.approx([4.0, 0.5], rel=1e-6)
+    at_rest = averages.at([step(averages.start, one) for one in x])
+    assert at_rest["mean"] == pytest.approx([4.0, 0.5], rel=1e-6)
     if kind == "copied":
-        assert rest["constant"] == 7.0
+        assert at_rest["constant"] == 7.0
 
 
 @pytest.mark.parametrize(
@@ -131,34 +130,31 @@ def test_state_that_does_not_come_to_rest_is_refused(step):
 # ------------------------------------------------------------------------------------------ modules as they are
 
 
-class Flaxen:
-    """Made when it is asked for: Flax need not be installed."""
+def flax_network():
+    from flax import nnx  # need not be installed
 
-    def __new__(cls):
-        from flax import nnx
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.body, self.head = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 1, use_bias=False, rngs=rngs)
+            self.norm = nnx.BatchNorm(4, use_bias=False, use_scale=False, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
-        class Network(nnx.Module):
-            def __init__(self, rngs):
-                self.body, self.head = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 1, use_bias=False, rngs=rngs)
-                self.norm = nnx.BatchNorm(4, use_bias=False, use_scale=False, rngs=rngs)
-                self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        def __call__(self, x):
+            return self.head(self.dropout(self.norm(self.body(x))))[:, 0]
 
-            def __call__(self, x):
-                return self.head(self.dropout(self.norm(self.body(x))))[:, 0]
-
-        return Network(nnx.Rngs(0))
+    return Network(nnx.Rngs(0))
 
 
 @pytest.mark.slow
 def test_a_module_of_nnx_is_taken_as_it_is():
     pytest.importorskip("flax")
-    given = Flaxen()
+    module = flax_network()
 
     def error(model, batch):
         value = jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
         return value, {"again": value}
 
-    problem = JaxProblem(error, given, DATA, held_out=DATA, has_aux=True, trainable=lambda path: path != "body/bias")
+    problem = JaxProblem(error, module, DATA, held_out=DATA, has_aux=True, trainable=lambda path: path != "body/bias")
     w, parts = problem.initial(), problem.split(2)
     assert problem.shapes == [(3, 4), (4, 1)]
     gradients = [parts.partial_gradient(0, at) for at in (w, w, w + 1)]
@@ -170,9 +166,9 @@ def test_a_module_of_nnx_is_taken_as_it_is():
     outputs = ((hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-5)) @ w[12:]
     assert np.asarray(model(X)) == pytest.approx(outputs, rel=1e-2, abs=1e-2)
     assert problem.loss(w) == pytest.approx(((outputs - DATA["y"]) ** 2).mean(), rel=1e-3)
-    told = problem.metrics(w)
-    assert list(told) == ["held_out_loss", "again"] and told["again"] == pytest.approx(problem.loss(w), rel=1e-5)
-    assert np.array_equal(np.asarray(given.norm.mean[...]), np.zeros(4))  # the user's own is left alone
+    metrics = problem.metrics(w)
+    assert list(metrics) == ["held_out_loss", "again"] and metrics["again"] == pytest.approx(problem.loss(w), rel=1e-5)
+    assert np.array_equal(np.asarray(module.norm.mean[...]), np.zeros(4))  # the user's own is left alone
 
 
 @pytest.mark.slow
@@ -296,12 +292,12 @@ def test_runs_leave_the_arrays_of_a_model_by_their_paths(tmp_path):
     params, data = (jax.tree.map(lambda array: array.astype(np.float32), one) for one in (params, data))
     state, trainable = {"mean": np.zeros(2, np.float32)}, lambda path: path.startswith("layers/")
     problem = JaxProblem(loss, params, data, state=state, trainable=trainable)
-    given = {"optimizer": anyk.optimizers.GD(lr=1e-3), "steps": 2, "out": tmp_path / "run"}
-    run = anyk.train(problem, "uncoded", anyk.clusters.Simulated(2), **given)
-    found = load_file(tmp_path / "run" / "model.safetensors")
-    assert sorted(found) == ["layers/0/b", "layers/0/w", "scale", "state/mean"]
-    trained = np.concatenate([found["layers/0/b"].reshape(-1), found["layers/0/w"].reshape(-1)])
-    assert np.array_equal(trained, run.model) and np.array_equal(found["scale"], params["scale"])
-    assert found["state/mean"] == pytest.approx(data["x"].mean(0), rel=1e-3)
+    options = {"optimizer": anyk.optimizers.GD(lr=1e-3), "steps": 2, "out": tmp_path / "run"}
+    run = anyk.train(problem, "uncoded", anyk.clusters.Simulated(2), **options)
+    arrays = load_file(tmp_path / "run" / "model.safetensors")
+    assert sorted(arrays) == ["layers/0/b", "layers/0/w", "scale", "state/mean"]
+    trained = np.concatenate([arrays["layers/0/b"].reshape(-1), arrays["layers/0/w"].reshape(-1)])
+    assert np.array_equal(trained, run.model) and np.array_equal(arrays["scale"], params["scale"])
+    assert arrays["state/mean"] == pytest.approx(data["x"].mean(0), rel=1e-3)
     with pytest.raises(RunFailed, match="two arrays of the model are called 'a/b'"):
         distinct([("a/b", np.ones(1)), ("a/b", np.ones(1))])

@@ -126,9 +126,9 @@ def test_samplers_of_torch_keep_their_meaning(data):
     problem = TorchProblem(layer(), nn.CrossEntropyLoss(), DataLoader(data, batch_size=8, sampler=sampler))
     weighted = TorchProblem(layer(), nn.CrossEntropyLoss(), data, weights=weights, sampling="weights")
     runs = [
-        anyk.train(each, spec, anyk.clusters.Simulated(4, seed=2),
+        anyk.train(one_problem, spec, anyk.clusters.Simulated(4, seed=2),
                    steps=3, optimizer=GD)
-        for each, spec in ((problem, "uncoded"), (weighted, "uncoded:batch=2"))
+        for one_problem, spec in ((problem, "uncoded"), (weighted, "uncoded:batch=2"))
     ]  # fmt: skip
     assert (runs[0].model == runs[1].model).all()
     for sampler in (RandomSampler(data, replacement=True), RandomSampler(data, num_samples=7)):

@@ -46,8 +46,8 @@ def test_accuracy_is_over_targets_that_are_not_ignored(shape, read):
     outputs, targets = positions(shape)
     loss = nn.CrossEntropyLoss(reduction="sum")
     problem = TorchProblem(nn.PReLU(init=1.0).double(), loss, read(outputs, targets), held_out=read(outputs, targets))
-    kept = targets != -100
-    right = (outputs.argmax(dim=1) == targets)[kept].double().mean().item()
+    counts = targets != -100
+    right = (outputs.argmax(dim=1) == targets)[counts].double().mean().item()
     assert problem.metrics(problem.initial()) == {"accuracy": pytest.approx(right, rel=1e-12)}
     assert problem.better == "higher"
 
@@ -101,15 +101,15 @@ def test_a_subclass_is_averaged_over_targets_not_ignored():
         pass
 
     outputs, targets = positions((24, 4))
-    train, rest = slice(0, 16), slice(16, 24)
+    train, held_out = slice(0, 16), slice(16, 24)
     problem = TorchProblem(
         nn.PReLU(init=1.0).double(),
         Own(),
         (outputs[train], targets[train]),
-        held_out=(outputs[rest], targets[rest]),
+        held_out=(outputs[held_out], targets[held_out]),
         microbatch=3,
     )
-    expected = functional.cross_entropy(outputs[rest], targets[rest]).item()
+    expected = functional.cross_entropy(outputs[held_out], targets[held_out]).item()
     assert problem.metrics(problem.initial()) == {"held_out_loss": pytest.approx(expected, rel=1e-12)}
 
 
@@ -220,9 +220,9 @@ def test_metrics_with_a_state_take_batches_of_different_shapes():
 
     class Hits(Right):
         def update(self, outputs, targets):
-            kept = targets != -100
-            self.right += int((outputs.argmax(dim=2) == targets)[kept].sum())
-            self.count += int(kept.sum())
+            counts = targets != -100
+            self.right += int((outputs.argmax(dim=2) == targets)[counts].sum())
+            self.count += int(counts.sum())
 
     module = nn.Embedding(4, 4)
     options = {"reduction": "sum", "collate_fn": collate, "held_out": words, "microbatch": 2}
@@ -293,12 +293,12 @@ def test_metrics_of_a_model_and_a_batch_may_have_a_state():
 
 
 def doubled(items):
-    X, y = (torch.stack(part) for part in zip(*items, strict=True))
+    X, y = (torch.stack(column) for column in zip(*items, strict=True))
     return torch.cat([X, -X]), torch.cat([y, y])
 
 
 def only_some(items):
-    X, y = (torch.stack(part) for part in zip(*items, strict=True))
+    X, y = (torch.stack(column) for column in zip(*items, strict=True))
     return X[y != 2], y[y != 2]
 
 
@@ -317,9 +317,9 @@ def test_a_collate_fn_that_drops_samples_is_refused_or_counted(collate):
     with pytest.raises((BadInput, anyk.RunFailed), match="collate_fn makes a batch of .* give count="):
         trained()
     problem, run = trained(count=lambda batch: len(batch[-1]))
-    whole = functional.cross_entropy(module(collate(list(data))[0]), collate(list(data))[1])
-    gradient = torch.autograd.grad(whole, list(module.parameters()))
-    expected = torch.cat([part.reshape(-1) for part in gradient]).numpy()
+    full_loss = functional.cross_entropy(module(collate(list(data))[0]), collate(list(data))[1])
+    gradient = torch.autograd.grad(full_loss, list(module.parameters()))
+    expected = torch.cat([piece.reshape(-1) for piece in gradient]).numpy()
     assert problem.initial() - run.model == pytest.approx(expected, abs=1e-5)
 
 
@@ -330,8 +330,12 @@ def test_dictionaries_of_fewer_samples_are_refused_too():
         return functional.cross_entropy(model(batch["x"]), batch["y"])
 
     def collate(items):
-        kept = items[:-1]
-        return {"x": torch.stack([x for x, _ in kept]), "y": torch.stack([t for _, t in kept]), "sizes": torch.ones(7)}
+        remaining = items[:-1]
+        return {
+            "x": torch.stack([x for x, _ in remaining]),
+            "y": torch.stack([t for _, t in remaining]),
+            "sizes": torch.ones(7),
+        }
 
     with pytest.raises(BadInput, match="collate_fn makes a batch of 1 or 7 samples of 2 items"):
         TorchProblem(nn.Linear(4, 3), loss, Items(X, y), collate_fn=collate)

@@ -41,8 +41,8 @@ def of_parts(*evaluated: int, momentum: float = 0.1) -> nn.Module:
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=momentum), nn.Dropout(0.5), nn.Linear(8, 2))
     with torch.no_grad():
         module[1].running_mean.fill_(0.3)
-    for place in evaluated:
-        module[place].eval()
+    for index in evaluated:
+        module[index].eval()
     return module
 
 
@@ -60,15 +60,15 @@ def test_statistics_that_do_not_move_stay_everywhere(made: str, strategy: str) -
     plain = copy.deepcopy(module)
     if made == "train override":
         plain.train()
-    norms = [part for part in plain.modules() if isinstance(part, nn.BatchNorm1d)]
+    norms = [layer for layer in plain.modules() if isinstance(layer, nn.BatchNorm1d)]
     statistics = [norm.running_mean.clone() for norm in norms]
     problem = anyk.problems.TorchProblem(module, nn.MSELoss(), (X, y))
     sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
-    whole = anyk.optimizers.GD(lr=0.1)
+    optimizer = anyk.optimizers.GD(lr=0.1)
     # one partition, as a batch norm of momentum 0 still normalises with its batch
     workers = 2 if made != "no momentum" else 1
     strategy = strategy if workers > 1 else "uncoded"
-    run = anyk.train(problem, strategy, anyk.clusters.Simulated(workers), optimizer=whole, steps=4)
+    run = anyk.train(problem, strategy, anyk.clusters.Simulated(workers), optimizer=optimizer, steps=4)
     for _ in range(4):
         sgd.zero_grad()
         nn.functional.mse_loss(plain(X), y).backward()
@@ -76,7 +76,7 @@ def test_statistics_that_do_not_move_stay_everywhere(made: str, strategy: str) -
     trained = problem.module_at(run.model)
     for one, other in zip(trained.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other)
-    found = [part.running_mean for part in trained.modules() if isinstance(part, nn.BatchNorm1d)]
+    found = [layer.running_mean for layer in trained.modules() if isinstance(layer, nn.BatchNorm1d)]
     assert all(map(torch.equal, found, statistics))
     expected = nn.functional.mse_loss(plain.eval()(X), y)
     assert run.loss == pytest.approx(float(expected.detach()), rel=1e-5)
@@ -95,13 +95,13 @@ def test_parts_in_evaluation_mode_stay_in_it_on_processes() -> None:
 
 def test_a_loop_leaves_the_modes_and_statistics_of_its_module() -> None:
     module = of_parts(1, 2)
-    modes, mean = [part.training for part in module.modules()], module[1].running_mean.clone()
+    modes, mean = [layer.training for layer in module.modules()], module[1].running_mean.clone()
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
     problem = anyk.problems.TorchProblem(module, nn.MSELoss(), (X, y))
     for _ in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=3, into=module):
         sgd.step()
         module.state_dict()
-    assert [part.training for part in module.modules()] == modes and torch.equal(module[1].running_mean, mean)
+    assert [layer.training for layer in module.modules()] == modes and torch.equal(module[1].running_mean, mean)
 
 
 def test_a_module_in_evaluation_mode_as_a_whole_is_trained() -> None:

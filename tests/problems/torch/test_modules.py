@@ -74,13 +74,13 @@ def test_frozen_batch_norms_keep_their_statistics(how):
     for name, tensor in plain.state_dict().items():
         if "num_batches" not in name:
             assert torch.allclose(trained.state_dict()[name], tensor, atol=1e-6), name
-    modes = [part.training for part in module.modules()]
+    modes = [layer.training for layer in module.modules()]
     expected = CROSS_ENTROPY(plain.eval()(X), Y).item()
     assert run.loss == pytest.approx(expected, abs=1e-6)
     assert run.metric["value"] == pytest.approx(expected, abs=1e-6)
     trained_in_a_loop(module, torch.optim.SGD(module.parameters(), lr=0.5), steps=1)
     assert module.bn.running_mean[0] == 2.0 and module.bn.running_var[0] == 9.0
-    assert [part.training for part in module.modules()] == modes
+    assert [layer.training for layer in module.modules()] == modes
 
 
 @pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1", "pasgd:tau=1"])
@@ -99,7 +99,8 @@ def test_a_module_in_evaluation_mode_trains_with_dropout():
     problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
     training = TorchProblem(copy.deepcopy(module).train(), CROSS_ENTROPY, (X, Y))
     gradients = [
-        next(iter(anyk.rounds(each, "uncoded", Simulated(2), steps=1))).gradient for each in (problem, training)
+        next(iter(anyk.rounds(one_problem, "uncoded", Simulated(2), steps=1))).gradient
+        for one_problem in (problem, training)
     ]
     assert np.array_equal(*gradients)
     assert not module.training
@@ -130,17 +131,17 @@ def hooked(module, hook):
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1", "cyclic:stragglers=1"])
 def test_hooks_see_the_gradient_of_the_step_once(hook, strategy):
-    given = nn.Linear(5, 3)
-    plain, mine, looped = (hooked(copy.deepcopy(given), hook) for _ in range(3))
+    module = nn.Linear(5, 3)
+    plain, mine, looped = (hooked(copy.deepcopy(module), hook) for _ in range(3))
     expected = trained_plainly(plain, lr=0.5, momentum=0.9).weight.detach()
     problem = TorchProblem(mine, CROSS_ENTROPY, (X, Y), microbatch=3)
     optimizer = TorchOptimizer("SGD", lr=0.5, momentum=0.9)
     run = anyk.train(problem, strategy, Simulated(workers=4), optimizer=optimizer, steps=3)
     assert torch.allclose(problem.module_at(run.model).weight, expected, atol=1e-5)
-    assert torch.equal(mine.weight, given.weight) and mine.weight.grad is None
+    assert torch.equal(mine.weight, module.weight) and mine.weight.grad is None
     sgd = torch.optim.SGD(looped.parameters(), lr=0.5, momentum=0.9)
     assert torch.allclose(trained_in_a_loop(looped, sgd, strategy=strategy).weight, expected, atol=1e-5)
-    assert not torch.allclose(trained_plainly(copy.deepcopy(given), lr=0.5, momentum=0.9).weight, expected, atol=1e-3)
+    assert not torch.allclose(trained_plainly(copy.deepcopy(module), lr=0.5, momentum=0.9).weight, expected, atol=1e-3)
 
 
 def test_hooks_that_read_the_parameter_see_the_model():
@@ -285,15 +286,15 @@ def test_momentum_rests_in_steps_without_a_gradient_as_in_torch(own, torchs, opt
 
 def test_a_step_in_parts_rests_like_a_whole_step():
     problem = TorchProblem(TwoHeads(limit=100.0), CROSS_ENTROPY, (X, Y))
-    own, w = anyk.optimizers.AdamW(lr=0.1, weight_decay=0.5).fitted(problem), problem.initial()
+    optimizer, w = anyk.optimizers.AdamW(lr=0.1, weight_decay=0.5).fitted(problem), problem.initial()
     gradient = problem.split(1).partial_gradient(0, w)
-    whole, in_parts = own.start(w), own.start(w)
-    expected, out = own.step(w, gradient.copy(), whole, 0), np.empty_like(w)
-    with own.stepping(w, in_parts, 0, 1.0, out) as step:
+    in_one, in_parts = optimizer.start(w), optimizer.start(w)
+    expected, out = optimizer.step(w, gradient.copy(), in_one, 0), np.empty_like(w)
+    with optimizer.stepping(w, in_parts, 0, 1.0, out) as step:
         for first in range(0, w.size, 5):
             step(slice(first, min(first + 5, w.size)), gradient[first : first + 5].copy())
     assert np.array_equal(out, expected) and not np.array_equal(out, w)
-    assert all(np.array_equal(whole[name], in_parts[name]) for name in whole)
+    assert all(np.array_equal(in_one[name], in_parts[name]) for name in in_one)
 
 
 def test_a_gradient_of_zeros_is_a_gradient():
@@ -313,9 +314,9 @@ def test_closures_take_a_round_for_each_evaluation(seed):
     for search in (None, "strong_wolfe"):
         torch.manual_seed(seed)
         given = nn.Linear(5, 3)
-        plain, mine, own = (copy.deepcopy(given) for _ in range(3))
+        plain, mine, third_module = (copy.deepcopy(given) for _ in range(3))
         first, second, third = (
-            torch.optim.LBFGS(module.parameters(), line_search_fn=search) for module in (plain, mine, own)
+            torch.optim.LBFGS(module.parameters(), line_search_fn=search) for module in (plain, mine, third_module)
         )
 
         def closure(module=plain, optimizer=first):
@@ -326,9 +327,12 @@ def test_closures_take_a_round_for_each_evaluation(seed):
 
         for _ in range(3):
             first.step(closure)
-        for module, lbfgs, given_loss in ((mine, second, None), (own, third, lambda own=own: CROSS_ENTROPY(own(X), Y))):
+        for module, lbfgs, given_loss in (
+            (mine, second, None),
+            (third_module, third, lambda third_module=third_module: CROSS_ENTROPY(third_module(X), Y)),
+        ):
             problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
-            with anyk.torch.Optimizer(lbfgs, problem, "frc:stragglers=1", Simulated(4)) as optimizer:
+            with anyk.torch.ClusterOptimizer(lbfgs, problem, "frc:stragglers=1", Simulated(4)) as optimizer:
                 for _ in range(3):
                     optimizer.step(given_loss)
             assert torch.allclose(module.weight, plain.weight, atol=2e-3)
@@ -349,15 +353,17 @@ def test_closures_that_compute_gradients_are_refused():
 
     with (
         pytest.raises(anyk.BadInput, match="the closure of step.. changes the gradient"),
-        anyk.torch.Optimizer(lbfgs, problem, "uncoded", Simulated(2)) as optimizer,
+        anyk.torch.ClusterOptimizer(lbfgs, problem, "uncoded", Simulated(2)) as optimizer,
     ):
         optimizer.step(closure)
-    with pytest.raises(anyk.BadInput, match="use anyk.torch.Optimizer, where each evaluation of a closure is a round"):
+    with pytest.raises(
+        anyk.BadInput, match="use anyk.torch.ClusterOptimizer, where each evaluation of a closure is a round"
+    ):
         for _ in anyk.rounds(problem, "uncoded", Simulated(2), steps=2, into=module):
             lbfgs.step(closure)
     with (
         pytest.raises(anyk.BadInput, match="under 'uncoded:batch=4' two evaluations of a closure have gradients"),
-        anyk.torch.Optimizer(lbfgs, problem, "uncoded:batch=4", Simulated(2)) as optimizer,
+        anyk.torch.ClusterOptimizer(lbfgs, problem, "uncoded:batch=4", Simulated(2)) as optimizer,
     ):
         optimizer.step()
 
@@ -383,7 +389,7 @@ def test_buffers_read_in_a_loop_are_current():
 def test_layers_can_be_frozen_in_a_loop():
     module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     plain = copy.deepcopy(module)
-    adam, expected = (torch.optim.AdamW(each.parameters(), lr=0.1) for each in (module, plain))
+    adam, expected = (torch.optim.AdamW(model.parameters(), lr=0.1) for model in (module, plain))
     for number in range(4):
         plain[0].requires_grad_(number not in (1, 2))
         expected.zero_grad()
@@ -513,7 +519,7 @@ def test_a_cached_function_of_a_script_reaches_workers():
         return nn.functional.cross_entropy(scale(3) * outputs, targets)
 
     problem = TorchProblem(nn.Linear(5, 3), loss, (X, Y))
-    copied = unship([memoryview(bytes(part)) for part in ship(problem.split(2))])
+    copied = unship([memoryview(bytes(buffer)) for buffer in ship(problem.split(2))])
     w = problem.initial()
     np.testing.assert_array_equal(copied.partial_gradient(0, w), problem.split(2).partial_gradient(0, w))
     assert scale.cache_parameters()["maxsize"] == 7

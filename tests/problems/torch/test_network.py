@@ -82,11 +82,13 @@ def test_wrapped_modules_are_trained_as_in_plain_torch(made: str) -> None:
     problem = anyk.problems.TorchProblem(module, nn.MSELoss(), (X, y))
     run = anyk.train(problem, "uncoded", anyk.clusters.Simulated(2), optimizer=anyk.optimizers.GD(lr=0.1), steps=4)
     torch.testing.assert_close(torch.from_numpy(run.model), expected, atol=1e-5, rtol=0.0)
-    own = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    steps = torch.optim.SGD(own, lr=0.1)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    steps = torch.optim.SGD(parameters, lr=0.1)
     for _ in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=4, into=module):
         steps.step()
-    torch.testing.assert_close(torch.cat([each.detach().reshape(-1) for each in own]), expected, atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(
+        torch.cat([each.detach().reshape(-1) for each in parameters]), expected, atol=1e-5, rtol=0.0
+    )
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {

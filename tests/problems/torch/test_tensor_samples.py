@@ -19,7 +19,7 @@ import anyk
 from anyk.base.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.problems.replicas import trial_groups
-from anyk.problems.torch.tensor_samples import Items, Reading
+from anyk.problems.torch.tensor_samples import ItemReading, Items
 
 WORDS, LONGEST = 7, 6
 
@@ -92,8 +92,8 @@ def whole_gradient(module, loss, batch):
 
 
 def cases():
-    whole = sequences()
-    full = {"input_ids": whole["input_ids"], "labels": whole["input_ids"]}
+    data = sequences()
+    full = {"input_ids": data["input_ids"], "labels": data["input_ids"]}
     pair = nn.Linear(3, 2).double()
     X = torch.randn(24, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = X[:, :2].argmax(dim=1)
@@ -107,9 +107,9 @@ def cases():
 
     return {
         "arrays by name": (Causal(), own_loss, full, {}, full),
-        "terms of arrays": (Causal(), own_loss, whole, {"count": tokens}, whole),
-        "a head of zeros": (Causal(zero=True), own_loss, whole, {"count": tokens, "microbatch": 3}, whole),
-        "terms of items": (Causal(), own_loss, Texts(whole), {"count": tokens, "collate_fn": padded}, whole),
+        "terms of arrays": (Causal(), own_loss, data, {"count": tokens}, data),
+        "a head of zeros": (Causal(zero=True), own_loss, data, {"count": tokens, "microbatch": 3}, data),
+        "terms of items": (Causal(), own_loss, Texts(data), {"count": tokens, "collate_fn": padded}, data),
         "a pair": (pair, pairs, (X, y), {}, (X, y)),
         "items by torch's loader": (pair, named, items, {"reduction": "sum"}, {"x": X, "y": y}),
     }
@@ -133,31 +133,31 @@ def test_a_step_is_one_of_the_whole_batch_under_any_code(name):
 
 
 def test_mini_batches_expect_the_mean_over_all_terms():
-    whole = sequences()
-    problem = TorchProblem(Causal(), own_loss, whole, count=tokens)
+    data = sequences()
+    problem = TorchProblem(Causal(), own_loss, data, count=tokens)
     parts, w, module = problem.split(3), problem.initial(), Causal()
     parts = pickle.loads(cloudpickle.dumps(parts))  # as a worker has them
     rows = np.array([0, 3, 5])
-    chosen = {key: value[8:16][rows] for key, value in whole.items()}
+    chosen = {key: value[8:16][rows] for key, value in data.items()}
     total = whole_gradient(module, own_loss, chosen) * float(tokens(chosen))
-    found = parts.partial_gradient(1, w, rows) / 24
-    assert found == pytest.approx(total / float(tokens(whole)), abs=1e-12)
+    actual = parts.partial_gradient(1, w, rows) / 24
+    assert actual == pytest.approx(total / float(tokens(data)), abs=1e-12)
 
 
 @pytest.mark.slow
 def test_a_run_reads_dictionaries_and_measures_batches():
-    whole = sequences(48)
+    data = sequences(48)
 
     def right(model, batch):
-        made, kept = model(batch["input_ids"]).logits[:, :-1].argmax(-1), batch["labels"][:, 1:] != -100
-        return (made == batch["labels"][:, 1:])[kept].double().mean()
+        predicted, labelled = model(batch["input_ids"]).logits[:, :-1].argmax(-1), batch["labels"][:, 1:] != -100
+        return (predicted == batch["labels"][:, 1:])[labelled].double().mean()
 
-    problem = TorchProblem(Causal(dropout=0.2), own_loss, whole, count=tokens, held_out=whole, metrics={"right": right},
+    problem = TorchProblem(Causal(dropout=0.2), own_loss, data, count=tokens, held_out=data, metrics={"right": right},
                            better="higher", microbatch=5)  # fmt: skip
     run = anyk.train(problem, "frc:stragglers=1,batch=6", anyk.clusters.Simulated(4), steps=40,
                      optimizer=anyk.optimizers.Adam(lr=0.05))  # fmt: skip
     module = problem.module_at(run.model)
-    assert run.metric["value"] == pytest.approx(float(right(module, whole)), rel=1e-12)
+    assert run.metric["value"] == pytest.approx(float(right(module, data)), rel=1e-12)
     assert run.loss < problem.loss(problem.initial())
 
 
@@ -165,8 +165,8 @@ def test_statistics_of_batch_norm_are_those_of_the_batches():
     X = torch.randn(16, 3, dtype=torch.float64)
     module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).double()
     problem = TorchProblem(module, lambda model, batch: (model(batch["x"]) ** 2).mean(), {"x": X}, microbatch=8)
-    there = problem.module_at(problem.initial())
-    assert there[0].running_mean.numpy() == pytest.approx(X.mean(dim=0).numpy(), abs=1e-12)
+    module_there = problem.module_at(problem.initial())
+    assert module_there[0].running_mean.numpy() == pytest.approx(X.mean(dim=0).numpy(), abs=1e-12)
 
 
 def test_means_over_tokens_are_refused_unless_they_are_counted():
@@ -180,11 +180,11 @@ def test_means_over_tokens_are_refused_unless_they_are_counted():
 def test_what_the_first_samples_do_not_show_the_partitions_do():
     random = torch.Generator().manual_seed(6)
     ids = torch.randint(0, WORDS, (300, LONGEST), generator=random)
-    whole = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    data = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     tried = np.concatenate(list(trial_groups([], 300)))
     short = next(i for i in range(0, 300, 3) if i not in tried)  # 100 partitions of 3
-    whole["attention_mask"][short, 2:] = 0
-    problem = TorchProblem(Causal(), own_loss, Texts(whole), collate_fn=padded)
+    data["attention_mask"][short, 2:] = 0
+    problem = TorchProblem(Causal(), own_loss, Texts(data), collate_fn=padded)
     parts = problem.split(100)
     parts.partial_gradient((short // 3 + 1) % 100, problem.initial())
     with pytest.raises(BadInput, match=f"3 samples of partition {short // 3} together .* give count=…"):
@@ -192,9 +192,9 @@ def test_what_the_first_samples_do_not_show_the_partitions_do():
 
 
 def test_what_cannot_work_with_batches_is_said():
-    whole, module = sequences(), Causal()
-    full = {"input_ids": whole["input_ids"], "labels": whole["input_ids"]}
-    texts, plain = Texts(whole), nn.Linear(3, 1).double()
+    data, module = sequences(), Causal()
+    full = {"input_ids": data["input_ids"], "labels": data["input_ids"]}
+    texts, plain = Texts(data), nn.Linear(3, 1).double()
     X, y = torch.randn(8, 3).double(), torch.zeros(8).double()
     bad = [
         ((module, own_loss, full), {"count": lambda b: 5}, "count returns 5 terms for .* together and 10 for them one by one"),
@@ -226,24 +226,26 @@ def test_a_worker_without_shared_memory_gets_its_rows_only(assignment):
 
     X, y = torch.randn(4000, 5), torch.arange(4000) % 2
     problem = anyk.problems.TorchProblem(torch.nn.Linear(5, 2), torch.nn.CrossEntropyLoss(), (X, y))
-    whole, w = problem.split(4), problem.initial()
-    sent = parcels(whole, assignment)
+    partitions, w = problem.split(4), problem.initial()
+    sent = parcels(partitions, assignment)
     total = 4000 * (5 * 4 + 8)
-    for held, parcel in zip(assignment, sent, strict=True):
-        assert total / 2 <= sum(part.nbytes for part in parcel) < total / 2 + 20_000
-        own = unship(parcel)
-        own.load(held)
-        for j in held:
-            np.testing.assert_array_equal(own.partial_gradient(j, w), whole.partial_gradient(j, w))
+    for assigned, parcel in zip(assignment, sent, strict=True):
+        assert total / 2 <= sum(buffer.nbytes for buffer in parcel) < total / 2 + 20_000
+        received = unship(parcel)
+        received.load(assigned)
+        for j in assigned:
+            np.testing.assert_array_equal(received.partial_gradient(j, w), partitions.partial_gradient(j, w))
             rows = np.array([0, 3, 999])
-            np.testing.assert_array_equal(own.partial_gradient(j, w, rows), whole.partial_gradient(j, w, rows))
-    places = {(np.frombuffer(part, np.uint8).ctypes.data, part.nbytes) for parcel in sent for part in parcel[1:]}
+            np.testing.assert_array_equal(
+                received.partial_gradient(j, w, rows), partitions.partial_gradient(j, w, rows)
+            )
+    places = {(np.frombuffer(buffer, np.uint8).ctypes.data, buffer.nbytes) for parcel in sent for buffer in parcel[1:]}
     assert sum(size for _, size in places) == total
-    own = unship(sent[0])
-    piece = own.piece(0, 1)
+    received = unship(sent[0])
+    piece = received.piece(0, 1)
     piece.load((0,))
     np.testing.assert_allclose(
-        piece.partial_gradient(0, w), sum(whole.partial_gradient(j, w) for j in (0, 1)), atol=1e-3
+        piece.partial_gradient(0, w), sum(partitions.partial_gradient(j, w) for j in (0, 1)), atol=1e-3
     )
 
 
@@ -337,18 +339,18 @@ def test_items_are_transformed_for_training_and_evaluation():
 def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
     """In a worker only; and the program's main module, which need not have a guard, is not imported by them."""
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "/nowhere/script.py", raising=False)
-    alone, items = (Items(Drawn(), Reading(transform=halved)) for _ in range(2))
+    alone, items = (Items(Drawn(), ItemReading(transform=halved)) for _ in range(2))
     items.processes = 1
-    here = items.batch(slice(0, 3), key=5)
-    assert set(here[-1].tolist()) == {os.getpid()}
+    batch_here = items.batch(slice(0, 3), key=5)
+    assert set(batch_here[-1].tolist()) == {os.getpid()}
     monkeypatch.setenv("ANYK_WORKER", "0")
     before = torch.get_rng_state()
     try:
         for rows, key in [(slice(0, 9), 5), (np.array([1, 7, 10]), 6)]:
-            found, expected = items.batch(rows, key), alone.batch(rows, key)
-            for one, other in zip(found[:-1], expected[:-1], strict=True):
+            actual, expected = items.batch(rows, key), alone.batch(rows, key)
+            for one, other in zip(actual[:-1], expected[:-1], strict=True):
                 assert torch.equal(one, other)
-            assert os.getpid() not in found[-1].tolist()
+            assert os.getpid() not in actual[-1].tolist()
         with pytest.raises(anyk.RunFailed, match="item 11 of the data set cannot be read: OSError: gone"):
             items.batch(np.array([3, 11]), 7)
         assert torch.equal(torch.get_rng_state(), before)

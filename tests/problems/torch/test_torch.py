@@ -49,8 +49,8 @@ def autograd(module, X, y):
     """The gradient of the sum of losses over all samples, with the module's own parameters."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     loss = cross_entropy(module(X), y, reduction="sum")
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return flat(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True))
+    actual = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return flat(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, actual, strict=True))
 
 
 @pytest.mark.parametrize("spec", EXACT)
@@ -78,11 +78,11 @@ def test_decoded_gradients_are_autograds_for_every_pattern(spec):
 def test_a_step_of_every_exact_code_is_one_of_the_whole_batch(spec):
     problem, module, X, y = made()
     w = problem.initial()
-    whole = autograd(module, X, y) / len(X)
+    full_gradient = autograd(module, X, y) / len(X)
     for seed in range(3):  # who is late, and by how much
         cluster = anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(mean=1.0), seed=seed)
         run = anyk.train(problem, spec, cluster, steps=1, optimizer=anyk.optimizers.GD())
-        assert w - run.model == pytest.approx(whole, abs=1e-9)
+        assert w - run.model == pytest.approx(full_gradient, abs=1e-9)
 
 
 @settings(max_examples=12, deadline=None)
@@ -129,18 +129,18 @@ def test_means_without_ignored_targets_cover_the_whole_data(ignored, loss):
     module, X, y = padded(ignored=ignored)
     if loss is nn.NLLLoss:
         module = nn.Sequential(module, nn.LogSoftmax(dim=1))
-    own = loss(ignore_index=ignored)
+    loss_given = loss(ignore_index=ignored)
     for options in ({}, {"microbatch": 4}):
-        problem = TorchProblem(module, own, (X, y), held_out=(X, y), **options)
+        problem = TorchProblem(module, loss_given, (X, y), held_out=(X, y), **options)
         w, parts = problem.initial(), problem.split(3)
-        expected = own(module(X), y)
+        expected = loss_given(module(X), y)
         gradient = torch.autograd.grad(expected, list(module.parameters()))
-        whole = sum(parts.partial_gradient(j, w) for j in range(3)) / len(X)
-        assert whole == pytest.approx(flat(gradient), abs=1e-12)
+        full_gradient = sum(parts.partial_gradient(j, w) for j in range(3)) / len(X)
+        assert full_gradient == pytest.approx(flat(gradient), abs=1e-12)
         assert problem.loss(w) == pytest.approx(expected.item(), rel=1e-12)
-        assert own.reduction == "mean"
-        kept = y != ignored
-        right = (module(X).argmax(dim=1) == y)[kept].double().mean().item()
+        assert loss_given.reduction == "mean"
+        counts = y != ignored
+        right = (module(X).argmax(dim=1) == y)[counts].double().mean().item()
         assert problem.metrics(w)["accuracy"] == pytest.approx(right, rel=1e-12)
     cluster = anyk.clusters.Simulated(3, delays=anyk.delays.Exponential(mean=1.0), seed=1)
     run = anyk.train(problem, "cyclic:stragglers=1", cluster, steps=1, optimizer=anyk.optimizers.GD())
@@ -148,10 +148,10 @@ def test_means_without_ignored_targets_cover_the_whole_data(ignored, loss):
     batch = np.array([1, 4])
     some = y[6:][batch] != ignored
     assert some.any()
-    found = parts.partial_gradient(1, w, batch) / len(X) * (y != ignored).sum().item()
-    own.reduction = "sum"
-    expected = torch.autograd.grad(own(module(X[6:][batch]), y[6:][batch]), list(module.parameters()))
-    assert found == pytest.approx(flat(expected), abs=1e-12)
+    actual = parts.partial_gradient(1, w, batch) / len(X) * (y != ignored).sum().item()
+    loss_given.reduction = "sum"
+    expected = torch.autograd.grad(loss_given(module(X[6:][batch]), y[6:][batch]), list(module.parameters()))
+    assert actual == pytest.approx(flat(expected), abs=1e-12)
 
 
 def test_ignored_targets_that_cannot_be_counted_are_refused():
@@ -182,7 +182,7 @@ def test_a_loss_that_is_no_sum_over_samples_is_refused():
         X, y = every[0][few], every[1][few]
         with pytest.raises(BadInput, match="is not the mean of their losses"):
             TorchProblem(module, lambda o, t: cross_entropy(o, t, ignore_index=0), (X, y))
-    for own, reduction, words in (
+    for loss_given, reduction, words in (
         (
             lambda o, t: cross_entropy(o, t, weight=torch.tensor([1.0, 5.0, 9.0], dtype=o.dtype)),
             None,
@@ -192,15 +192,15 @@ def test_a_loss_that_is_no_sum_over_samples_is_refused():
         (lambda o, t: o.sum() ** 2, "sum", "or looks at several samples at once"),
     ):
         with pytest.raises(BadInput, match=words):
-            TorchProblem(module, own, (X, y), reduction=reduction)
-    for own in (
+            TorchProblem(module, loss_given, (X, y), reduction=reduction)
+    for loss_given in (
         lambda o, t: cross_entropy(o, t) + 0.1 * module.weight.norm(),
         lambda o, t: cross_entropy(o, t) * torch.rand(()),  # draws: nothing can be told
         lambda o, t: cross_entropy(o, t) if len(t) > 1 else 1 / 0,
         lambda o, t: cross_entropy(o, t) / 0.0,
         lambda o, t: mse_loss(o[:, 0, 0].squeeze(), t[:, 0].to(o.dtype)),  # warns of a single sample
     ):
-        TorchProblem(module, own, (X, y))
+        TorchProblem(module, loss_given, (X, y))
 
 
 def test_batchmean_is_a_mean_over_samples():
@@ -209,8 +209,8 @@ def test_batchmean_is_a_mean_over_samples():
     y = torch.rand(12, 3).softmax(dim=1)
     problem = TorchProblem(module, loss, (X, y))
     w, parts = problem.initial(), problem.split(3)
-    found = torch.autograd.grad(loss(module(X), y), list(module.parameters()))
-    assert sum(parts.partial_gradient(j, w) for j in range(3)) / 12 == pytest.approx(flat(found), abs=1e-6)
+    actual = torch.autograd.grad(loss(module(X), y), list(module.parameters()))
+    assert sum(parts.partial_gradient(j, w) for j in range(3)) / 12 == pytest.approx(flat(actual), abs=1e-6)
     assert problem.loss(w) == pytest.approx(loss(module(X), y).item(), rel=1e-5)
 
 
@@ -236,14 +236,14 @@ def test_shared_parameters_count_once_and_frozen_ones_stay():
     problem, module, X, y = made(module=Tied())
     assert problem.dimension == 25 + 5 + (5 * 3 + 3) + (4 + 2)
     w = problem.initial() * 0.7
-    there = problem.module_at(w)
-    assert there.second.weight is there.first.weight
-    assert torch.equal(there.frozen.weight, module.frozen.weight)
-    assert np.array_equal(flat(p for p in there.parameters() if p.requires_grad), w)
+    module_there = problem.module_at(w)
+    assert module_there.second.weight is module_there.first.weight
+    assert torch.equal(module_there.frozen.weight, module.frozen.weight)
+    assert np.array_equal(flat(p for p in module_there.parameters() if p.requires_grad), w)
     parts = problem.split(3)
-    whole = sum(parts.partial_gradient(j, w) for j in range(3))
-    assert whole == pytest.approx(autograd(there, X, y), abs=1e-12)
-    assert not whole[-6:].any()  # what is not used has no gradient
+    full_gradient = sum(parts.partial_gradient(j, w) for j in range(3))
+    assert full_gradient == pytest.approx(autograd(module_there, X, y), abs=1e-12)
+    assert not full_gradient[-6:].any()  # what is not used has no gradient
 
 
 def test_any_module_works_and_the_users_own_is_left_alone():
@@ -254,12 +254,12 @@ def test_any_module_works_and_the_users_own_is_left_alone():
     problem = TorchProblem(lstm, lambda outputs, y: mse_loss(outputs[0], y), (X, y))
     parts = problem.split(2)
     w = problem.initial() + np.float32(0.1)
-    whole = (parts.partial_gradient(0, w) + parts.partial_gradient(1, w)) / 8
+    full_gradient = (parts.partial_gradient(0, w) + parts.partial_gradient(1, w)) / 8
     assert np.array_equal(flat(lstm.parameters()), before)
-    there = problem.module_at(w).train()
-    found = torch.autograd.grad(mse_loss(there(X)[0], y), list(there.parameters()))
-    assert whole == pytest.approx(flat(found), abs=1e-6)
-    assert problem.loss(w) == pytest.approx(mse_loss(there(X)[0], y).item(), abs=1e-6)
+    module_there = problem.module_at(w).train()
+    actual = torch.autograd.grad(mse_loss(module_there(X)[0], y), list(module_there.parameters()))
+    assert full_gradient == pytest.approx(flat(actual), abs=1e-6)
+    assert problem.loss(w) == pytest.approx(mse_loss(module_there(X)[0], y).item(), abs=1e-6)
     with torch.no_grad():
         lstm.weight_ih_l0.zero_()
     assert np.array_equal(problem.initial(), before)
@@ -292,12 +292,14 @@ def test_statistics_for_evaluation_are_update_bns():
         module[1].running_mean.fill_(17.0)  # of what the user did since, nothing is seen
     own = normalised()
     torch.optim.swa_utils.update_bn([X[:8], X[8:16], X[16:]], own)
-    there = problem.module_at(w)
-    assert not there.training
-    assert torch.equal(there[1].running_mean, own[1].running_mean) and there[1].momentum == own[1].momentum
-    assert torch.equal(there[1].running_var, own[1].running_var)
+    module_there = problem.module_at(w)
+    assert not module_there.training
+    assert (
+        torch.equal(module_there[1].running_mean, own[1].running_mean) and module_there[1].momentum == own[1].momentum
+    )
+    assert torch.equal(module_there[1].running_var, own[1].running_var)
     assert problem.loss(w) == pytest.approx(cross_entropy(own.eval()(X), y).item(), rel=1e-12)
-    there[1].running_mean.zero_()
+    module_there[1].running_mean.zero_()
     assert torch.equal(problem.module_at(w)[1].running_mean, own[1].running_mean)
 
 
@@ -423,8 +425,8 @@ def test_arrays_go_out_of_band_and_are_used_where_they_lie():
     assert sum(len(buffer.raw()) for buffer in raw) == X.numel() * 4 + y.numel() * 8
     parts = pickle.loads(main, buffers=[bytes(buffer.raw()) for buffer in raw])  # read-only, as on a worker
     parts.load([1])
-    (held, _), array = parts._placed[1].batch(slice(0, 1250)), parts.data.arrays[0]
-    assert held.data_ptr() == array[1250:].ctypes.data and not array.flags.writeable
+    (placed, _), array = parts._placed[1].batch(slice(0, 1250)), parts.data.arrays[0]
+    assert placed.data_ptr() == array[1250:].ctypes.data and not array.flags.writeable
     w = problem.initial()
     w.flags.writeable = False
     assert np.array_equal(parts.partial_gradient(1, w), problem.split(4).partial_gradient(1, w))
@@ -441,8 +443,8 @@ def test_metrics_of_ones_own_and_of_sequences():
         "held_out_loss": pytest.approx(loss(torch.eye(4)[X].transpose(1, 2), X).item(), rel=1e-6)
     }
     seen = []
-    own = {"first": lambda o, y: seen.append((o.shape, y.shape)) or 0.25, "second": lambda o, y: 2}
-    problem = TorchProblem(module, lambda o, y: loss(o.transpose(1, 2), y), (X, X), held_out=(X, X), metrics=own,
+    metrics = {"first": lambda o, y: seen.append((o.shape, y.shape)) or 0.25, "second": lambda o, y: 2}
+    problem = TorchProblem(module, lambda o, y: loss(o.transpose(1, 2), y), (X, X), held_out=(X, X), metrics=metrics,
                            better="lower", microbatch=4)  # fmt: skip
     assert problem.metrics(problem.initial()) == {"first": 0.25, "second": 2.0}
     assert seen == [((6, 7, 4), (6, 7))] and (problem.metric, problem.better) == ("first", "lower")
@@ -567,8 +569,8 @@ def test_parametrized_modules_can_be_sent_to_workers():
     module = nn.Sequential(weight_norm(nn.Linear(5, 4)), orthogonal(nn.Linear(4, 4)), nn.Linear(4, 3)).double()
     problem, *_ = made(module=module)
     w, parts = problem.initial(), problem.split(3)
-    again = pickle.loads(cloudpickle.dumps(pickle.loads(cloudpickle.dumps(parts))))
-    assert np.array_equal(again.partial_gradient(1, w), parts.partial_gradient(1, w))
+    copied = pickle.loads(cloudpickle.dumps(pickle.loads(cloudpickle.dumps(parts))))
+    assert np.array_equal(copied.partial_gradient(1, w), parts.partial_gradient(1, w))
     sent = pickle.loads(cloudpickle.dumps(problem))
     assert sent.loss(w) == problem.loss(w)
 
@@ -637,11 +639,11 @@ def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
     def fleet():
         return anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(mean=1.0), seed=4)
 
-    whole = anyk.train(problem, "frc:stragglers=1,batch=3", fleet(), steps=12, **arguments)
+    uninterrupted = anyk.train(problem, "frc:stragglers=1,batch=3", fleet(), steps=12, **arguments)
     anyk.train(problem, "frc:stragglers=1,batch=3", fleet(), steps=5, out=tmp_path / "run", **arguments).close()
-    rest = anyk.resume(tmp_path / "run", problem=problem, steps=12, evaluate="every=100")
-    assert rest.model.tobytes() == whole.model.tobytes()
-    assert str(anyk.replay(rest, problem=problem)).endswith("the same bits of model")
+    resumed = anyk.resume(tmp_path / "run", problem=problem, steps=12, evaluate="every=100")
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
+    assert str(anyk.replay(resumed, problem=problem)).endswith("the same bits of model")
 
 
 def test_a_missing_package_is_answered_with_how_to_install_it(monkeypatch):

@@ -47,7 +47,7 @@ def test_coefficients_that_are_not_the_codes_end_the_run(spec: str) -> None:
 
 
 class Half(anyk.strategies.Rounds):
-    """States what it is told to of a sum that has half of the partitions."""
+    """Uses two of four replies with weight 1, and gives ``stated`` as the residual of that sum."""
 
     stated: float | None = None
 

@@ -275,10 +275,10 @@ def test_a_loop_has_a_checkpoint_within_its_first_seconds(tmp_path: Path) -> Non
     until = time.monotonic() + 60.0
     for step in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=10_000, out=tmp_path / "run"):
         time.sleep(0.3)
-        if step.number and (found := list((tmp_path / "run").glob("checkpoint*"))):
+        if step.number and (checkpoints := list((tmp_path / "run").glob("checkpoint*"))):
             break
         assert time.monotonic() < until
-    assert found and step.number < 30  # with one every 10 s there would be none before step 33
+    assert checkpoints and step.number < 30  # with one every 10 s there would be none before step 33
 
 
 def test_values_are_set_on_the_step_of_an_optimiser() -> None:
@@ -291,7 +291,7 @@ def test_values_are_set_on_the_step_of_an_optimiser() -> None:
         sgd.step()
     problem = anyk.problems.TorchProblem(module, loss, (X, y), values={"beta": 0.0})
     own = torch.optim.SGD(module.parameters(), lr=0.05)
-    with anyk.torch.Optimizer(own, problem, "frc:stragglers=1", anyk.clusters.Simulated(2)) as optimizer:
+    with anyk.torch.ClusterOptimizer(own, problem, "frc:stragglers=1", anyk.clusters.Simulated(2)) as optimizer:
         for number in range(4):
             optimizer.step().values["beta"] = 0.1 * (number + 1)
     assert_same(module, plain)

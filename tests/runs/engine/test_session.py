@@ -49,7 +49,7 @@ def test_what_is_not_a_command_is_named() -> None:
 
 def test_a_run_ends_when_it_is_told_to() -> None:
     for tell, interrupted in ((Driver.end, False), (Driver.interrupt, True)):
-        driver = Driver(anyk.strategy("uncoded", workers=3), Simulated(3), steps=9, on_step=tell)
+        driver = Driver(anyk.strategy("uncoded", workers=3), Simulated(3), steps=9, on_news=tell)
         with session(driver):
             driver.run()
         assert (driver.step, driver.interrupted) == (1, interrupted)
@@ -96,7 +96,7 @@ def test_combine_is_not_seen_by_who_watches_auxiliary_models() -> None:
 
     toy = Toy(1, lambda toy: [Dispatch(0, (0,), ((Chunk((0,), (1.0,)),),))], react)
     toy.layout = Layout(1, 1, ((0,),), ("model", "beside"), ("beside",))
-    driver = Driver(toy, Simulated(1), steps=2, on_step=lambda driver: seen.append("step"))
+    driver = Driver(toy, Simulated(1), steps=2, on_step=lambda _: seen.append("step"))
     with session(driver):
         driver.run()
     assert seen == [] and driver.step == 0 and driver.versions["beside"] == 1

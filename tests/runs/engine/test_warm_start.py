@@ -110,7 +110,7 @@ def test_delays_go_on_behind_those_that_were_drawn() -> None:
         for spec in specs:
             run = None
             for stage in (spec, specs[0], spec):
-                cluster = anyk.clusters.Simulated(4, delays=anyk.delays.Table(table, by="round"))
+                cluster = anyk.clusters.Simulated(4, delays=anyk.delays.TableDelays(table, by="round"))
                 steps = 2 + (run.steps if run is not None else 0)
                 before = run.steps * len(run.models) if run is not None else 0
                 run = anyk.train(problem, stage, cluster, steps=steps, begin=run)

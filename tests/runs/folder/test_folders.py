@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import anyk
+from anyk.protocol import Workers
 from anyk.runs.folder import drains
 from anyk.runs.folder.folders import is_locked, locked, unstarted
 
@@ -159,7 +160,7 @@ def test_drain_does_not_wait_for_ever_for_a_lock(tmp_path: Path, monkeypatch: py
     folder = tmp_path / "run"
     train(folder)
     content = (folder / "run.toml").read_text()
-    config = type("Config", (), {"workers": 3, "cluster": "processes"})
+    config = type("Config", (), {"workers": Workers(most=3), "cluster": "processes"})
     monkeypatch.setattr(drains, "read_config", lambda _: config)
     monkeypatch.setattr(drains, "_PATIENCE", 0.3)
     with locked(folder):

@@ -181,6 +181,8 @@ def test_missing_and_damaged_files(folder):
     write_plain(folder / NAME, config | {"problem": {"problem": "evil.py:make"}})
     assert damaged(folder) == set()
     assert "not looked at: code makes the problem" in run("verify", folder).output
+    write_plain(folder / NAME, config | {"problem": {"data": "test-own:rows=3"}})
+    assert "?: not looked at: data set 'test-own' is of a plug-in file" in run("verify", folder).output
 
 
 def test_a_run_that_goes_on_and_one_that_has_not_ended(tmp_path):
@@ -226,7 +228,7 @@ def test_a_configuration_without_a_key(folder):
     config = (folder / "run.toml").read_text()
     for key in ("strategy", "workers", "metric"):
         lines = [line for line in config.splitlines() if not line.startswith(f"{key} =")]
-        (folder / "run.toml").write_text("\n".join(lines))
+        (folder / "run.toml").write_text("\n".join(lines).replace(f"[{key}]", "[others]"))
         for command in ("show", "replay", "resume"):
             result = run(command, folder)
             assert result.exit_code == 2 and f"missing required field `{key}`" in result.output, result.output

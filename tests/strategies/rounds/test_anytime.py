@@ -42,7 +42,7 @@ class Staggered(Constant):
 
 def done_in(run, step):
     """The partitions that made a step, by worker."""
-    workers, partitions = run.config.workers, np.flatnonzero(run.receipt(step).weights)
+    workers, partitions = run.config.workers.most, np.flatnonzero(run.receipt(step).weights)
     parts = run.config.partitions // workers
     return [set(partitions[partitions // parts == i].tolist()) for i in range(workers)]
 
@@ -205,17 +205,19 @@ def test_who_dies_counts_with_nothing_unless_the_message_is_in():
 
 
 def test_unusable_messages_are_set_aside_until_too_many():
-    found = begun(1)
+    messages = begun(1)
     for attempt in range(3):
         assert attempt == 0 or kinds(commands) == [Dispatch]  # noqa: F821
-        commands = found.on(Failed(0.1, 0, attempt, 0, "raised"))
+        commands = messages.on(Failed(0.1, 0, attempt, 0, "raised"))
     assert kinds(commands) == [Stop] and "no usable messages in 3 attempts" in commands[0].reason
     problem = Squares(6, faults={-1: "nan", -2: "nan"})  # worker 0's partitions, once the model has moved
     run = anyk.train(problem, "anytime:deadline=1,parts=2", Simulated(3, delays="constant:value=0.1,per=load"), steps=4)
-    assert [len(found) for found in done_in(run, 3)] == [0, 2, 2] and np.isfinite(run.model).all()
+    assert [len(messages) for messages in done_in(run, 3)] == [0, 2, 2] and np.isfinite(run.model).all()
     with pytest.raises(RunFailed, match="every worker has been given up"):
-        found = Simulated(2, delays="constant:value=0.1,per=load", outages=[Outage(0.1, 0, None), Outage(0.2, 1, None)])
-        anyk.train(Squares(4), "anytime:deadline=1,parts=2", found, steps=4)
+        messages = Simulated(
+            2, delays="constant:value=0.1,per=load", outages=[Outage(0.1, 0, None), Outage(0.2, 1, None)]
+        )
+        anyk.train(Squares(4), "anytime:deadline=1,parts=2", messages, steps=4)
 
 
 def test_the_note_is_made_by_the_strategy_once():

@@ -16,7 +16,7 @@ from anyk.base.errors import BadInput
 from anyk.clusters import Messages, Simulated
 from anyk.clusters.virtual.cores import Compute
 from anyk.codes import FractionalRepetition
-from anyk.delays import Table
+from anyk.delays import TableDelays
 from anyk.problems import TorchProblem
 from anyk.protocol import Chunk, Fleet, Reply, Running
 from anyk.strategies.rounds.balance import BalanceState, _growing, batch_of, better, reconsidered_sizes
@@ -57,8 +57,8 @@ def test_codes_with_shares_cut_the_data_once_and_decode_exactly(data: st.DataObj
     assert residual == 0.0
     assert (weights @ code.encoding.toarray() == 1.0).all()
     assert anyk.codes.code(code.spec, workers=n) == code
-    again = anyk.strategy(anyk.strategy(code).spec, workers=n)
-    assert again.layout.partitions == code.partitions
+    rebuilt = anyk.strategy(anyk.strategy(code).spec, workers=n)
+    assert rebuilt.layout.partitions == code.partitions
 
 
 @pytest.mark.parametrize("shares", ["3/1", "3/1/1/0", "3/1/1/1/1", "3/1/1/20000"])
@@ -94,27 +94,27 @@ def test_receipts_say_of_how_many_samples_a_message_is_made() -> None:
 
 def test_k_sync_with_shares_divides_by_the_share_that_came() -> None:
     # the delays are those of every round: workers 1 and 2 of shares 1 and 2 come first
-    table = Table(np.tile([0.9, 0.1, 0.2, 0.8], (8, 1)), by="round")
+    table = TableDelays(np.tile([0.9, 0.1, 0.2, 0.8], (8, 1)), by="round")
     run = trained("k-sync:k=2,shares=3/1/2/1", steps=1, delays=table)
-    made = problem()
-    parts = made.split(7)
+    problem_here = problem()
+    parts = problem_here.split(7)
     heard = (3, 4, 5)
-    gradient = sum(parts.partial_gradient(j, made.initial()) for j in heard) * (7 / 3) / ROWS
-    assert run.model == pytest.approx(made.initial() - 0.3 * gradient, abs=1e-12)
+    gradient = sum(parts.partial_gradient(j, problem_here.initial()) for j in heard) * (7 / 3) / ROWS
+    assert run.model == pytest.approx(problem_here.initial() - 0.3 * gradient, abs=1e-12)
     # of the coefficients 0, 7/3 and so on: ||a B - 1|| / sqrt(7)
     assert run.receipt(1).residual == pytest.approx(((4 + 3 * (7 / 3 - 1) ** 2) / 7) ** 0.5)
 
 
 def test_local_models_count_by_their_samples() -> None:
     run = trained("pasgd:tau=3,shares=2/1/1/3", steps=1)
-    made = problem()
-    parts, ends = made.split(7), [0, 2, 3, 4, 7]
-    total, counted = np.zeros(made.dimension), 0
+    problem_here = problem()
+    parts, ends = problem_here.split(7), [0, 2, 3, 4, 7]
+    total, counted = np.zeros(problem_here.dimension), 0
     for first, last in zip(ends, ends[1:], strict=False):
-        size, w = sum(parts.sizes[first:last]), made.initial()
+        size, w = sum(parts.sizes[first:last]), problem_here.initial()
         for _ in range(3):
             gradient = sum(parts.partial_gradient(j, w) for j in range(first, last)) / size
-            w = w - 0.3 * (gradient + made.l2 * w)
+            w = w - 0.3 * (gradient + problem_here.l2 * w)
         total += size * w
         counted += size
     assert counted == ROWS
@@ -126,8 +126,8 @@ def test_mini_batches_are_as_large_as_without_shares() -> None:
     with pytest.raises(BadInput, match="which 60 shares cannot give to within 10 %"):
         anyk.strategy("uncoded:batch=4,shares=30/10/10/10", workers=4)
     for batch in range(1, 70):
-        made: Any = anyk.strategy(f"uncoded:batch={batch},balance=auto", workers=5)
-        chunks = [chunk for task in made._tasks[0] for chunk in task]
+        strategy: Any = anyk.strategy(f"uncoded:batch={batch},balance=auto", workers=5)
+        chunks = [chunk for task in strategy._tasks[0] for chunk in task]
         assert sum(chunk.batch * len(chunk.partitions) for chunk in chunks) == pytest.approx(5 * batch, rel=0.1)
 
 
@@ -153,22 +153,22 @@ def problems() -> list[Any]:
 
 
 def test_a_piece_computes_what_its_partitions_add_up_to() -> None:
-    for made in problems():
-        parts: Any = made.split(9)
+    for each_problem in problems():
+        parts: Any = each_problem.split(9)
         messages = Messages(parts, together=True)
-        w = np.random.default_rng(1).normal(size=made.dimension).astype(made.dtype)
+        w = np.random.default_rng(1).normal(size=each_problem.dimension).astype(each_problem.dtype)
         ids = (2, 3, 4, 5)
         assert messages.parts(Chunk(ids, (1.0,) * 4)) == [ids]
-        known = np.zeros(made.dimension)
+        expected = np.zeros(each_problem.dimension)
         for j in ids:
             support = parts.support(j)
-            known[slice(None) if support is None else support] += parts.partial_gradient(j, w)
-        found = np.zeros(made.dimension)
+            expected[slice(None) if support is None else support] += parts.partial_gradient(j, w)
+        actual = np.zeros(each_problem.dimension)
         support = messages.support(ids)
-        out = np.empty(messages.length(ids), dtype=made.dtype)
+        out = np.empty(messages.length(ids), dtype=each_problem.dtype)
         messages.encode(Chunk(ids, (1.0,) * 4), w, out)
-        found[slice(None) if support is None else support] = out
-        assert found == pytest.approx(known, rel=1e-5, abs=1e-6), type(made).__name__
+        actual[slice(None) if support is None else support] = out
+        assert actual == pytest.approx(expected, rel=1e-5, abs=1e-6), type(each_problem).__name__
 
 
 # ------------------------------------------------------------------------------------------- shares that follow speed
@@ -188,14 +188,14 @@ def test_a_slow_worker_is_given_less_once() -> None:
 
 def rounds_of(draw: Any, groups: int, rounds: int) -> tuple[int, list[int], float]:
     """How often balance cuts, the last sizes, and the mean seconds of the last 50 rounds."""
-    own = BalanceState([16] * groups)
+    balance = BalanceState([16] * groups)
     count, taken = 0, []
     for number in range(rounds):
-        seconds = draw(number) * np.array(own.sizes) / 16.0
-        own.first_reply = dict(enumerate(seconds.tolist()))
+        seconds = draw(number) * np.array(balance.sizes) / 16.0
+        balance.first_reply = dict(enumerate(seconds.tolist()))
         taken.append(float(seconds.max()))
-        count += reconsidered_sizes(own, float(seconds.max())) is not None
-    return count, own.sizes, float(np.mean(taken[-50:]))
+        count += reconsidered_sizes(balance, float(seconds.max())) is not None
+    return count, balance.sizes, float(np.mean(taken[-50:]))
 
 
 @pytest.mark.slow
@@ -273,20 +273,20 @@ def test_schedules_of_any_kind(spec: str) -> None:
 
 
 def test_shares_are_reconsidered_after_ten_measured_rounds() -> None:
-    own, changed = BalanceState([16] * 4), []
+    balance, changed = BalanceState([16] * 4), []
     for number in range(60):
         slow = 2.0 if number > 16 else 1.0
-        own.first_reply = {group: 1.0 if group else slow for group in range(4)}
-        own.disturbed = number == 5
-        sizes = reconsidered_sizes(own, slow)
+        balance.first_reply = {group: 1.0 if group else slow for group in range(4)}
+        balance.disturbed = number == 5
+        sizes = reconsidered_sizes(balance, slow)
         if sizes is not None:
             changed.append((number + 1, sizes))
     assert changed[0] == (2 + 1 + 30, [9, 19, 18, 18])  # two rounds are cold, one is disturbed, 30 are measured
 
 
 def test_the_first_reply_of_a_group_is_measured() -> None:
-    made: Any = anyk.strategy("frc:stragglers=1,balance=auto", workers=4)
-    running = Running(made)
+    strategy: Any = anyk.strategy("frc:stragglers=1,balance=auto", workers=4)
+    running = Running(strategy)
     running.start(Fleet(4, (0, 1, 2, 3)))
     for time, worker in ((1.0, 1), (2.0, 0), (3.0, 3)):
         running.on(Reply(time, worker, worker, 0))
@@ -319,9 +319,9 @@ def test_balanced_mini_batches_of_models_in_turn_by_hand() -> None:
     run = many("uncoded:balance=auto,batch=7", "hetero:means=1/0.1/0.1/0.1,per=load", 20)
     assert len(cuts(run)) == 1
     for seed, slot in enumerate(("model 0", "model 1")):
-        made = anyk.problems.from_data(f"synthetic:rows=203,features=6,seed={seed}")
-        parts = made.split(run.config.partitions)
-        messages, w = Messages(parts, seed=3), made.initial()
+        problem_here = anyk.problems.from_data(f"synthetic:rows=203,features=6,seed={seed}")
+        parts = problem_here.split(run.config.partitions)
+        messages, w = Messages(parts, seed=3), problem_here.initial()
         for step in range(20):
             works = run.log.rows(
                 "SELECT w.partitions, w.batch FROM chunks c JOIN works w ON w.id = c.work WHERE c.slot = ? AND "
@@ -330,14 +330,14 @@ def test_balanced_mini_batches_of_models_in_turn_by_hand() -> None:
             chunks = [Chunk(tuple(json.loads(ids)), (), batch=batch) for ids, batch in works]
             assert sorted(j for chunk in chunks for j in chunk.partitions) == list(range(28))
             total = sum(messages.partial_gradient(j, w, c, step) for c in chunks for j in c.partitions)
-            w = w - 0.3 * (total / sum(parts.sizes) + made.l2 * w)
+            w = w - 0.3 * (total / sum(parts.sizes) + problem_here.l2 * w)
         assert run.models[slot] == pytest.approx(w, abs=1e-12)
 
 
 def test_mini_batches_of_uneven_shares_are_unbiased() -> None:
     """Over many seeds, the mean sum of the shares' mini-batches is the gradient of all data."""
-    made = problem()
-    parts, w = made.split(28), np.random.default_rng(0).normal(size=6)
+    problem_here = problem()
+    parts, w = problem_here.split(28), np.random.default_rng(0).normal(size=6)
     shares = [range(1), range(1, 9), range(9, 20), range(20, 28)]
     exact = sum(parts.partial_gradient(j, w) for j in range(28))
     for together in (True, False):
@@ -355,13 +355,13 @@ def test_mini_batches_of_uneven_shares_are_unbiased() -> None:
 
 def test_a_resumed_run_goes_on_with_the_shares_it_had(tmp_path: Any) -> None:
     law = "hetero:means=0.4/0.1/0.1/0.1,per=load"
-    whole = trained("uncoded:balance=auto", steps=60, delays=law)
+    uninterrupted = trained("uncoded:balance=auto", steps=60, delays=law)
     cluster = anyk.cluster("simulated", workers=4, delays=law, seed=3)
     anyk.train(problem(), "uncoded:balance=auto", cluster, steps=45, optimizer=GD, out=tmp_path / "run")
     resumed = anyk.resume(tmp_path / "run", steps=60)
-    assert cuts(resumed) == cuts(whole) != []
-    assert (resumed.model == whole.model).all()
-    assert resumed.seconds == whole.seconds
+    assert cuts(resumed) == cuts(uninterrupted) != []
+    assert (resumed.model == uninterrupted.model).all()
+    assert resumed.seconds == uninterrupted.seconds
 
 
 @settings(max_examples=8, deadline=None)
@@ -369,19 +369,18 @@ def test_a_resumed_run_goes_on_with_the_shares_it_had(tmp_path: Any) -> None:
 def test_shares_are_the_best_that_whole_partitions_allow(groups: int, seed: int) -> None:
     """Against the bound of shares in any fraction: no group is slower than that by more than one partition."""
     random = np.random.default_rng(seed)
-    each = random.uniform(0.5, 3.0, groups)  # seconds of an even share
-    made = better(np.tile(each, (10, 1)), np.full(groups, 16), np.ones(groups))
-    ideal = groups / (1.0 / each).sum()
-    if made is not None:
-        assert sum(made) == 16 * groups
-        assert (np.array(made) * each / 16).max() <= ideal + (each / 16).max()
+    pace = random.uniform(0.5, 3.0, groups)  # seconds of an even share
+    sizes = better(np.tile(pace, (10, 1)), np.full(groups, 16), np.ones(groups))
+    ideal = groups / (1.0 / pace).sum()
+    if sizes is not None:
+        assert sum(sizes) == 16 * groups
+        assert (np.array(sizes) * pace / 16).max() <= ideal + (pace / 16).max()
 
 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
         ("cyclic:stragglers=1,balance=auto", "'cyclic:stragglers=1' needs even blocks"),
-        ("uncoded:balance=auto,fewest=2", "'uncoded:balance=auto' has a rule by which its code changes already"),
         ("uncoded:wait=3,snapshot=4,balance=auto", "snapshot uses earlier messages of groups again, whose partitions"),
         ("uncoded:wait=3,scaling=marginal,balance=auto", "scaling=marginal divides by shares that are expected under"),
         ("frc:stragglers=1,check=0.5,balance=auto", "check has not been tested with shares that change"),
@@ -408,18 +407,18 @@ def test_plans_tell_lasting_slowness_from_stragglers_that_wander() -> None:
     speeds = np.ones(n)
     speeds[[2, 5]] = 2.5
     lasting = planned(speeds * noise)
-    found = (lasting.verdict, lasting.evidence, lasting.best.spec)
-    assert found == ("change", "enough", "uncoded:balance=auto")
+    outcome = (lasting.verdict, lasting.evidence, lasting.best.spec)
+    assert outcome == ("change", "enough", "uncoded:balance=auto")
     # n workers of which two have 2/5 of the speed; a partition in sixteen too many, and the largest of the noise
     assert 8 / 6.8 <= lasting.best.seconds_per_step.median <= 8 / 6.8 * 17 / 16 * 1.02
     assert lasting.best.load < 1 / 6.8 + 1 / 128
     wandering = noise.copy()
     wandering[np.arange(rounds), random.integers(0, n, rounds)] *= 6.0
-    found = planned(wandering, slope=2.0)
-    assert found.verdict == "change"
-    assert "balance" not in found.best.spec
-    even = next(one for one in found.candidates if one.spec == "uncoded:balance=auto")
-    assert even.seconds_per_step.median == pytest.approx(found.today.seconds_per_step.median, rel=0.02)
+    outcome = planned(wandering, slope=2.0)
+    assert outcome.verdict == "change"
+    assert "balance" not in outcome.best.spec
+    even = next(one for one in outcome.candidates if one.spec == "uncoded:balance=auto")
+    assert even.seconds_per_step.median == pytest.approx(outcome.today.seconds_per_step.median, rel=0.02)
 
 
 def test_only_replicas_gradients_must_agree_if_shares_move() -> None:
@@ -437,10 +436,10 @@ def test_only_replicas_gradients_must_agree_if_shares_move() -> None:
 
     random = np.random.default_rng(0)
     X, y = random.normal(size=(160, 5)).astype(np.float32), random.integers(0, 2, 160)
-    made = TorchProblem(Noisy(), torch.nn.CrossEntropyLoss(), (X, y))
-    anyk.train(made, "uncoded:balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
+    problem_here = TorchProblem(Noisy(), torch.nn.CrossEntropyLoss(), (X, y))
+    anyk.train(problem_here, "uncoded:balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
     with pytest.raises(BadInput, match="a code takes replicas of a partition for equal"):
-        anyk.train(made, "frc:load=2,balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
+        anyk.train(problem_here, "frc:load=2,balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
 
 
 def test_processes_compute_shares_to_the_same_bits() -> None:

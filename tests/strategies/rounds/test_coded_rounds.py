@@ -45,9 +45,9 @@ pytestmark = pytest.mark.in_process
 
 @cache
 def _built(spec: str, workers: int) -> Rounds:
-    made = strategy(spec, workers=workers)
-    assert isinstance(made, Rounds)
-    return made
+    built = strategy(spec, workers=workers)
+    assert isinstance(built, Rounds)
+    return built
 
 
 def rounds(spec: str, workers: int) -> ByHand:
@@ -57,15 +57,15 @@ def rounds(spec: str, workers: int) -> ByHand:
 
 
 def begun(spec: str, workers: int, time: float = 0.0, present: Sequence[int] | None = None) -> ByHand:
-    made = rounds(spec, workers)
-    made.start(Fleet(workers, tuple(range(workers) if present is None else present), time))
-    return made
+    running = rounds(spec, workers)
+    running.start(Fleet(workers, tuple(range(workers) if present is None else present), time))
+    return running
 
 
 def only(kind: type[Any], commands: Sequence[Command]) -> Any:
-    found = [command for command in commands if isinstance(command, kind)]
-    assert len(found) == 1, commands
-    return found[0]
+    chosen = [command for command in commands if isinstance(command, kind)]
+    assert len(chosen) == 1, commands
+    return chosen[0]
 
 
 def fed(made: ByHand, order: Sequence[int]) -> tuple[int, Combine]:
@@ -89,30 +89,30 @@ def coefficients(made: ByHand, combine: Combine) -> np.ndarray:
 
 
 def test_the_commands_of_a_round() -> None:
-    made = rounds("frc:load=2,wait=3|0.5s,cancel=discard", 4)
-    first = made.start(Fleet(4, (0, 1, 2, 3), 10.0))
+    running = rounds("frc:load=2,wait=3|0.5s,cancel=discard", 4)
+    first = running.start(Fleet(4, (0, 1, 2, 3), 10.0))
     dispatch, alarm = first
     assert isinstance(dispatch, Dispatch) and isinstance(alarm, SetAlarm)
     assert (dispatch.task, list(dispatch.workers)) == (0, [0, 1, 2, 3])
     assert [task[0].partitions for task in dispatch.chunks] == [(0, 1), (0, 1), (2, 3), (2, 3)]
     assert all(task == (Chunk(task[0].partitions, (1.0, 1.0)),) for task in dispatch.chunks)
     assert alarm == SetAlarm("wait 0", 10.5)
-    assert not made.on(Reply(10.1, 3, 3, 0))
-    combine, cancel, dispatch, alarm = made.on(Reply(10.2, 0, 0, 0))
+    assert not running.on(Reply(10.1, 3, 3, 0))
+    combine, cancel, dispatch, alarm = running.on(Reply(10.2, 0, 0, 0))
     assert combine == Combine("model", [(0, 0), (3, 0)], [1.0, 1.0], "all", 1.0, 0.0, 2.0)
     assert isinstance(cancel, Cancel) and list(cancel.tasks) == [0, 1, 2, 3] and cancel.mode == "discard"
     assert isinstance(dispatch, Dispatch) and (dispatch.task, list(dispatch.workers)) == (4, [0, 1, 2, 3])
     assert alarm == SetAlarm("wait 0", 10.7)
-    assert made.version == 1
+    assert running.version == 1
 
 
 def test_two_messages_a_worker_are_two_chunks() -> None:
-    made = rounds("partial:stragglers=1,load=4", 2)
-    dispatch = only(Dispatch, made.start(Fleet(2, (0, 1), 0.0)))
+    running = rounds("partial:stragglers=1,load=4", 2)
+    dispatch = only(Dispatch, running.start(Fleet(2, (0, 1), 0.0)))
     assert [[chunk.partitions for chunk in task] for task in dispatch.chunks] == [[(0, 1), (4, 5)], [(2, 3), (4, 5)]]
     for reply in (Reply(1, 0, 0, 0), Reply(2, 0, 0, 1)):
-        assert not made.on(reply)
-    combine = only(Combine, made.on(Reply(3, 1, 1, 0)))
+        assert not running.on(reply)
+    combine = only(Combine, running.on(Reply(3, 1, 1, 0)))
     assert combine.messages == [(0, 0), (0, 1), (1, 0)] and combine.weights == [1.0, 1.0, 1.0]
 
 
@@ -121,11 +121,11 @@ def test_equal_sets_give_equal_bits_in_canonical_order(spec: str) -> None:
     """Whatever the order of arrival, the same messages are added with the same weights in the order of workers."""
     steps: dict[frozenset[int], set[str]] = {}
     for order in permutations(range(4)):
-        made = begun(spec, 4)
-        count, combine = fed(made, order)
+        running = begun(spec, 4)
+        count, combine = fed(running, order)
         assert combine.messages == sorted(combine.messages)
         steps.setdefault(frozenset(order[:count]), set()).add(repr(combine))
-    assert all(len(found) == 1 for found in steps.values())
+    assert all(len(steps_of_spec) == 1 for steps_of_spec in steps.values())
     assert len(steps) == {"uncoded": 1, "frc:load=2": 4 * 3 // 2 - 2 + 4, "cyclic:stragglers=2": 6}.get(spec, 6)
 
 
@@ -154,10 +154,10 @@ def test_the_step_is_taken_at_the_reply_that_makes_it_possible(size: tuple[int, 
 @settings(deadline=None, max_examples=30)
 @given(st.permutations(range(9)), st.integers(0, 8))
 def test_cyclic_steps_at_the_reply_n_less_s(order: list[int], s: int) -> None:
-    made = begun(f"cyclic:stragglers={s}", 9)
-    count, combine = fed(made, order)
+    running = begun(f"cyclic:stragglers={s}", 9)
+    count, combine = fed(running, order)
     assert count == 9 - s
-    assert coefficients(made, combine) == pytest.approx(np.ones(9), abs=1e-9)
+    assert coefficients(running, combine) == pytest.approx(np.ones(9), abs=1e-9)
 
 
 @settings(deadline=None, max_examples=40)
@@ -180,9 +180,9 @@ def test_a_residual_to_wait_for() -> None:
 
 
 def test_a_predicate_sees_who_replied() -> None:
-    made = ByHand(Rounds(codes.Uncoded(5), wait=lambda waiting: {1, 3} <= set(waiting.replied)))
-    made.start(Fleet(5, (0, 1, 2, 3, 4), 0.0))
-    count, combine = fed(made, [3, 0, 4, 1, 2])
+    running = ByHand(Rounds(codes.Uncoded(5), wait=lambda waiting: {1, 3} <= set(waiting.replied)))
+    running.start(Fleet(5, (0, 1, 2, 3, 4), 0.0))
+    count, combine = fed(running, [3, 0, 4, 1, 2])
     assert count == 4 and [task for task, _ in combine.messages] == [0, 1, 3, 4]
 
 
@@ -194,58 +194,58 @@ def test_waiting_for_all_stops_where_more_add_nothing() -> None:
 
 
 def test_a_deadline_ends_the_round_with_what_there_is() -> None:
-    made = rounds("uncoded:wait=0.5s", 4)
-    assert only(SetAlarm, made.start(Fleet(4, (0, 1, 2, 3), 2.0))) == SetAlarm("wait 0", 2.5)
-    assert not made.on(Reply(2.125, 1, 1, 0))
-    assert not made.on(Reply(2.25, 3, 3, 0))
-    combine = only(Combine, made.on(Alarm(2.5, "wait 0")))
+    running = rounds("uncoded:wait=0.5s", 4)
+    assert only(SetAlarm, running.start(Fleet(4, (0, 1, 2, 3), 2.0))) == SetAlarm("wait 0", 2.5)
+    assert not running.on(Reply(2.125, 1, 1, 0))
+    assert not running.on(Reply(2.25, 3, 3, 0))
+    combine = only(Combine, running.on(Alarm(2.5, "wait 0")))
     assert combine.messages == [(1, 0), (3, 0)] and combine.weights == pytest.approx([2.0, 2.0])  # scaled by 4 / 2
 
 
 def test_after_an_empty_deadline_the_first_reply_steps() -> None:
-    made = begun("uncoded:wait=0.5s", 4, time=2.0)
-    assert not made.on(Alarm(2.5, "wait 0"))
-    commands = made.on(Reply(9.0, 2, 2, 0))
+    running = begun("uncoded:wait=0.5s", 4, time=2.0)
+    assert not running.on(Alarm(2.5, "wait 0"))
+    commands = running.on(Reply(9.0, 2, 2, 0))
     assert only(Combine, commands).messages == [(2, 0)]
     assert only(SetAlarm, commands) == SetAlarm("wait 0", 9.5)  # the next round's deadline counts from its own start
 
 
 def test_an_alarm_of_an_earlier_round_ends_nothing() -> None:
-    made = begun("uncoded:wait=2|0.5s", 3)
-    made.on(Reply(0.125, 0, 0, 0))
-    assert only(Combine, made.on(Reply(0.25, 1, 1, 0)))
-    assert not made.on(Reply(0.375, 0, 3, 0))
-    assert not made.on(Alarm(0.5, "wait 0"))  # rung for the round before; this one began at 0.25
-    assert only(Combine, made.on(Alarm(0.75, "wait 0"))).messages == [(3, 0)]
+    running = begun("uncoded:wait=2|0.5s", 3)
+    running.on(Reply(0.125, 0, 0, 0))
+    assert only(Combine, running.on(Reply(0.25, 1, 1, 0)))
+    assert not running.on(Reply(0.375, 0, 3, 0))
+    assert not running.on(Alarm(0.5, "wait 0"))  # rung for the round before; this one began at 0.25
+    assert only(Combine, running.on(Alarm(0.75, "wait 0"))).messages == [(3, 0)]
 
 
 def test_two_deadlines_are_two_alarms() -> None:
     """Two replies by half a second, or whatever there is by two."""
-    made = rounds("uncoded:wait=2&0.5s|2s", 4)
-    commands = made.start(Fleet(4, (0, 1, 2, 3), 0.0))
+    running = rounds("uncoded:wait=2&0.5s|2s", 4)
+    commands = running.start(Fleet(4, (0, 1, 2, 3), 0.0))
     alarms = {command.name: command.time for command in commands if isinstance(command, SetAlarm)}
     assert sorted(alarms.values()) == [0.5, 2.0] and len(alarms) == 2
-    made.on(Reply(0.25, 0, 0, 0))
-    assert not any(made.on(Alarm(0.5, name)) for name, time in alarms.items() if time == 0.5)
-    made.on(Lost(1.0, 3, "preempted"))
-    assert only(Combine, made.on(Alarm(2.0, next(n for n, t in alarms.items() if t == 2.0)))).messages == [(0, 0)]
+    running.on(Reply(0.25, 0, 0, 0))
+    assert not any(running.on(Alarm(0.5, name)) for name, time in alarms.items() if time == 0.5)
+    running.on(Lost(1.0, 3, "preempted"))
+    assert only(Combine, running.on(Alarm(2.0, next(n for n, t in alarms.items() if t == 2.0)))).messages == [(0, 0)]
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.7, 1 / 3, 1e-3])
 def test_a_deadline_holds_at_any_time_of_day(seconds: float) -> None:
     """The alarm rings at start + seconds as floating point has it, and start + seconds - start is not always seconds."""
     for start in np.arange(0.0, 10.0, 0.1).tolist():
-        made = ByHand(Rounds(codes.Uncoded(2), wait=Deadline(seconds)))
-        alarm = only(SetAlarm, made.start(Fleet(2, (0, 1), start)))
-        made.on(Reply(start, 0, 0, 0))
-        commands = made.on(Alarm(alarm.time, alarm.name))
+        running = ByHand(Rounds(codes.Uncoded(2), wait=Deadline(seconds)))
+        alarm = only(SetAlarm, running.start(Fleet(2, (0, 1), start)))
+        running.on(Reply(start, 0, 0, 0))
+        commands = running.on(Alarm(alarm.time, alarm.name))
         assert commands, f"the deadline of a round begun at {start} was missed"
 
 
 def test_a_round_begun_without_workers_has_its_deadline_too() -> None:
-    made = rounds("uncoded:wait=2s", 2)
-    commands = [*made.start(Fleet(2, (), 0.0)), *made.on(Joined(0.5, 0)), *made.on(Joined(0.5, 1))]
-    assert not made.on(Reply(1.0, 0, 0, 0))
+    running = rounds("uncoded:wait=2s", 2)
+    commands = [*running.start(Fleet(2, (), 0.0)), *running.on(Joined(0.5, 0)), *running.on(Joined(0.5, 1))]
+    assert not running.on(Reply(1.0, 0, 0, 0))
     assert any(isinstance(command, SetAlarm) for command in commands)  # else worker 1 may hold it up for ever
 
 
@@ -254,44 +254,44 @@ def test_a_round_begun_without_workers_has_its_deadline_too() -> None:
 
 def estimates(spec: str, workers: int, replies: int) -> np.ndarray:
     """The coefficients of all partitions in the decoded sum, for every set of ``replies`` workers."""
-    found = []
+    sums = []
     for chosen in combinations(range(workers), replies):
-        made = begun(spec, workers)
-        _, combine = fed(made, chosen)
-        reached = coefficients(made, combine)
+        running = begun(spec, workers)
+        _, combine = fed(running, chosen)
+        reached = coefficients(running, combine)
         error = float(np.linalg.norm(reached - 1) / len(reached) ** 0.5)
         assert combine.residual == pytest.approx(error, abs=1e-9)  # the receipt is of what is used, after scaling
         weights = dict(zip([task for task, _ in combine.messages], combine.weights, strict=True))
-        norms = made.code.norms
+        norms = running.code.norms
         assert combine.gain == pytest.approx(sum((a * norms[i]) ** 2 for i, a in weights.items()) ** 0.5)
-        found.append(reached)
-    return np.array(found)
+        sums.append(reached)
+    return np.array(sums)
 
 
 @pytest.mark.parametrize("load", [2, 5])
 def test_conditional_scaling_is_unbiased_over_all_sets(load: int) -> None:
     """All C(10, 4) sets; a set that covers everything is left as it is, and given how many groups answered it is fair."""
-    found = estimates(f"frc:load={load},wait=4", 10, 4)
-    assert len(found) == 210
-    assert found.mean(axis=0) == pytest.approx(np.ones(10), abs=1e-12)
-    answered = (found > 0).sum(axis=1)
+    actual = estimates(f"frc:load={load},wait=4", 10, 4)
+    assert len(actual) == 210
+    assert actual.mean(axis=0) == pytest.approx(np.ones(10), abs=1e-12)
+    answered = (actual > 0).sum(axis=1)
     for number in set(answered.tolist()):
-        assert found[answered == number].mean(axis=0) == pytest.approx(np.ones(10), abs=1e-12)
-    assert (found[answered == 10] == 1).all() and (answered == 10).any() == (load == 5)
+        assert actual[answered == number].mean(axis=0) == pytest.approx(np.ones(10), abs=1e-12)
+    assert (actual[answered == 10] == 1).all() and (answered == 10).any() == (load == 5)
 
 
 @pytest.mark.parametrize("spec", ["frc:load=2", "frc:load=5", "frc:stragglers=2", "frc:stragglers=1,partitions=7"])
 def test_marginal_scaling_is_unbiased_over_all_sets(spec: str) -> None:
     """Also where groups are of different size: each is scaled by its own chance."""
     for replies in (1, 4, 6):
-        found = estimates(f"{spec},wait={replies},scaling=marginal", 10, replies)
-        assert found.mean(axis=0) == pytest.approx(np.ones(found.shape[1]), abs=1e-12)
+        actual = estimates(f"{spec},wait={replies},scaling=marginal", 10, replies)
+        assert actual.mean(axis=0) == pytest.approx(np.ones(actual.shape[1]), abs=1e-12)
 
 
 def test_unscaled_sums_are_short_by_the_chance_of_loss() -> None:
-    found = estimates("frc:load=2,wait=4,scaling=none", 10, 4)
-    assert set(np.unique(found)) == {0.0, 1.0}
-    assert found.mean(axis=0) == pytest.approx(np.full(10, 1 - 15 / 45), abs=1e-12)  # p = C(8, 4) / C(10, 4) = 1/3
+    actual = estimates("frc:load=2,wait=4,scaling=none", 10, 4)
+    assert set(np.unique(actual)) == {0.0, 1.0}
+    assert actual.mean(axis=0) == pytest.approx(np.full(10, 1 - 15 / 45), abs=1e-12)  # p = C(8, 4) / C(10, 4) = 1/3
 
 
 def test_erasureheads_moments() -> None:
@@ -313,8 +313,8 @@ def test_erasureheads_coefficient_errors() -> None:
     p = codes.code("frc:load=3", workers=30).expected_coefficients(15)[0] * -1 + 1
     assert 30 * p == pytest.approx(3.362, abs=5e-4) and 30 * p / (1 - p) == pytest.approx(3.786, abs=5e-4)
     for scaling, error in (("none", 10 / 3), ("marginal", 10 / 3 / (2 / 3))):
-        found = estimates(f"frc:load=2,wait=4,scaling={scaling}", 10, 4)
-        assert ((found - 1) ** 2).sum(axis=1).mean() == pytest.approx(error, rel=1e-12)
+        actual = estimates(f"frc:load=2,wait=4,scaling={scaling}", 10, 4)
+        assert ((actual - 1) ** 2).sum(axis=1).mean() == pytest.approx(error, rel=1e-12)
 
 
 def test_only_the_marginal_factor_scales_complete_sums() -> None:
@@ -347,21 +347,21 @@ def test_conditional_scaling_makes_mean_coefficients_one() -> None:
 
 
 def test_an_unusable_reply_is_set_aside_if_others_may_come() -> None:
-    made = begun("frc:load=2", 4)
-    assert not made.on(Failed(0.1, 0, 0, 0, "not finite"))
-    assert not made.on(Reply(0.2, 2, 2, 0))
-    assert only(Combine, made.on(Reply(0.3, 1, 1, 0))).messages == [(1, 0), (2, 0)]
+    running = begun("frc:load=2", 4)
+    assert not running.on(Failed(0.1, 0, 0, 0, "not finite"))
+    assert not running.on(Reply(0.2, 2, 2, 0))
+    assert only(Combine, running.on(Reply(0.3, 1, 1, 0))).messages == [(1, 0), (2, 0)]
 
 
 def test_the_last_worker_is_asked_twice_again_before_a_stop() -> None:
-    made = begun("uncoded", 3)
-    made.on(Failed(0.1, 1, 1, 0, "not finite"))
-    made.on(Reply(0.2, 0, 0, 0))
+    running = begun("uncoded", 3)
+    running.on(Failed(0.1, 1, 1, 0, "not finite"))
+    running.on(Reply(0.2, 0, 0, 0))
     for time, task in ((0.3, 3), (0.4, 4)):
         event = Reply(time, 2, 2, 0) if task == 3 else Failed(time, 1, 3, 0, "not finite")
-        again = only(Dispatch, made.on(event))
-        assert (again.task, list(again.workers), again.chunks[0][0].partitions) == (task, [1], (1,))
-    stop = only(Stop, made.on(Failed(0.5, 1, 4, 0, "not finite")))
+        asked = only(Dispatch, running.on(event))
+        assert (asked.task, list(asked.workers), asked.chunks[0][0].partitions) == (task, [1], (1,))
+    stop = only(Stop, running.on(Failed(0.5, 1, 4, 0, "not finite")))
     assert stop.failed
     assert stop.reason == (
         "step 0 cannot be taken under 'uncoded': 2 of 3 replies do not give the sum (unusable replies from worker 1); "
@@ -370,51 +370,51 @@ def test_the_last_worker_is_asked_twice_again_before_a_stop() -> None:
 
 
 def test_the_second_answer_counts_and_failures_are_forgotten() -> None:
-    made = begun("uncoded", 2)
-    made.on(Reply(0.1, 0, 0, 0))
-    assert only(Dispatch, made.on(Failed(0.2, 1, 1, 0, "not finite"))).task == 2
-    combine = only(Combine, made.on(Reply(0.3, 1, 2, 0)))
+    running = begun("uncoded", 2)
+    running.on(Reply(0.1, 0, 0, 0))
+    assert only(Dispatch, running.on(Failed(0.2, 1, 1, 0, "not finite"))).task == 2
+    combine = only(Combine, running.on(Reply(0.3, 1, 2, 0)))
     assert combine.messages == [(0, 0), (2, 0)]
-    made.on(Reply(0.4, 0, 3, 0))
+    running.on(Reply(0.4, 0, 3, 0))
     for task in (4, 5):  # twice again: the count is of one round
-        assert list(only(Dispatch, made.on(Failed(0.5, 1, task, 0, "not finite"))).workers) == [1]
+        assert list(only(Dispatch, running.on(Failed(0.5, 1, task, 0, "not finite"))).workers) == [1]
 
 
 def test_all_who_failed_are_asked_again_in_order() -> None:
-    made = begun("frc:load=2", 4)
+    running = begun("frc:load=2", 4)
     for worker in (3, 0, 2):
-        assert not made.on(Failed(0.1, worker, worker, 0, "not finite"))
-    again = only(Dispatch, made.on(Failed(0.2, 1, 1, 0, "not finite")))
-    assert list(again.workers) == [0, 1, 2, 3] and again.task == 4
+        assert not running.on(Failed(0.1, worker, worker, 0, "not finite"))
+    asked = only(Dispatch, running.on(Failed(0.2, 1, 1, 0, "not finite")))
+    assert list(asked.workers) == [0, 1, 2, 3] and asked.task == 4
 
 
 def test_an_approximate_rule_steps_with_what_there_is() -> None:
-    made = begun("uncoded:wait=3", 4)
-    made.on(Lost(0.0, 3, "preempted", gone=True))
-    made.on(Reply(0.1, 0, 0, 0))
-    made.on(Reply(0.1, 1, 1, 0))
+    running = begun("uncoded:wait=3", 4)
+    running.on(Lost(0.0, 3, "preempted", gone=True))
+    running.on(Reply(0.1, 0, 0, 0))
+    running.on(Reply(0.1, 1, 1, 0))
     for task in (2, 4):
-        assert only(Dispatch, made.on(Failed(0.2, 2, task, 0, "not finite"))).task == {2: 4, 4: 5}[task]
-    combine = only(Combine, made.on(Failed(0.3, 2, 5, 0, "not finite")))
+        assert only(Dispatch, running.on(Failed(0.2, 2, task, 0, "not finite"))).task == {2: 4, 4: 5}[task]
+    combine = only(Combine, running.on(Failed(0.3, 2, 5, 0, "not finite")))
     assert combine.messages == [(0, 0), (1, 0)] and combine.weights == pytest.approx([2.0, 2.0])
 
 
 def test_no_reply_at_all_is_not_an_approximation() -> None:
-    made = begun("uncoded:wait=1", 1)
+    running = begun("uncoded:wait=1", 1)
     for task in (0, 1):
-        assert only(Dispatch, made.on(Failed(0.2, 0, task, 0, "not finite")))
-    assert only(Stop, made.on(Failed(0.3, 0, 2, 0, "not finite"))).failed
+        assert only(Dispatch, running.on(Failed(0.2, 0, task, 0, "not finite")))
+    assert only(Stop, running.on(Failed(0.3, 0, 2, 0, "not finite"))).failed
 
 
 def test_a_second_message_that_came_is_not_waited_for_again() -> None:
     """Both first messages were unusable, both workers are asked again: one answers, the other fails. Somebody must act."""
-    made = begun("partial:stragglers=1,load=3", 2)
+    running = begun("partial:stragglers=1,load=3", 2)
     asked = {0: 0, 1: 1}  # the newest task of each worker
     coming = {(task, chunk) for task in (0, 1) for chunk in (0, 1)}
 
     def tell(event: Reply | Failed) -> None:
         coming.discard((event.task, event.chunk))
-        for command in made.on(event):
+        for command in running.on(event):
             assert isinstance(command, Dispatch), command
             for task, worker in enumerate(command.workers, command.task):
                 asked[worker] = task
@@ -433,10 +433,10 @@ def test_a_second_message_that_came_is_not_waited_for_again() -> None:
 
 def test_two_unusable_messages_of_one_task_are_one_failure() -> None:
     """The worker is asked again twice, and the run does not stop while an answer is still to come."""
-    made = begun("partial:stragglers=0,load=2", 1)
+    running = begun("partial:stragglers=0,load=2", 1)
     tasks = 1
     for task, chunk in product(range(3), range(2)):
-        for command in made.on(Failed(1.0, 0, task, chunk, "not finite")):
+        for command in running.on(Failed(1.0, 0, task, chunk, "not finite")):
             assert isinstance(command, Dispatch) or (task, chunk) == (2, 1), "stopped before all was heard"
             tasks += isinstance(command, Dispatch)
     assert tasks == 3
@@ -444,11 +444,11 @@ def test_two_unusable_messages_of_one_task_are_one_failure() -> None:
 
 def test_a_message_is_awaited_after_its_sister_was_unusable() -> None:
     """Worker 1's second message is on its way; the rule allows an approximation, but only when nobody is left."""
-    made = begun("partial:stragglers=1,load=3,wait=4", 2)
-    made.on(Reply(0.1, 0, 0, 0))
-    made.on(Reply(0.2, 0, 0, 1))
+    running = begun("partial:stragglers=1,load=3,wait=4", 2)
+    running.on(Reply(0.1, 0, 0, 0))
+    running.on(Reply(0.2, 0, 0, 1))
     for task in (1, 2, 3):  # the first message fails each time, and is asked for again before the second one comes
-        commands = made.on(Failed(0.3, 1, task, 0, "not finite"))
+        commands = running.on(Failed(0.3, 1, task, 0, "not finite"))
         assert not any(isinstance(command, Combine) for command in commands)
 
 
@@ -456,95 +456,95 @@ def test_a_message_is_awaited_after_its_sister_was_unusable() -> None:
 
 
 def test_only_those_present_are_given_work() -> None:
-    made = rounds("frc:load=2", 6)
-    dispatch = only(Dispatch, made.start(Fleet(6, (1, 2, 5), 0.0)))
+    running = rounds("frc:load=2", 6)
+    dispatch = only(Dispatch, running.start(Fleet(6, (1, 2, 5), 0.0)))
     assert list(dispatch.workers) == [1, 2, 5] and dispatch.task == 0
     assert [task[0].partitions for task in dispatch.chunks] == [(0, 1), (2, 3), (4, 5)]
 
 
 def test_a_worker_lost_and_found_gets_the_rounds_work_at_once() -> None:
-    made = begun("uncoded", 3)
-    made.on(Reply(0.1, 0, 0, 0))
-    assert not made.on(Lost(0.2, 1, "preempted"))
-    assert not made.on(Reply(0.3, 2, 2, 0))  # worker 1 may come back
-    again = only(Dispatch, made.on(Joined(0.4, 1)))
-    assert (again.task, list(again.workers), again.chunks[0][0].partitions) == (3, [1], (1,))
-    commands = made.on(Reply(0.5, 1, 3, 0))
+    running = begun("uncoded", 3)
+    running.on(Reply(0.1, 0, 0, 0))
+    assert not running.on(Lost(0.2, 1, "preempted"))
+    assert not running.on(Reply(0.3, 2, 2, 0))  # worker 1 may come back
+    asked = only(Dispatch, running.on(Joined(0.4, 1)))
+    assert (asked.task, list(asked.workers), asked.chunks[0][0].partitions) == (3, [1], (1,))
+    commands = running.on(Reply(0.5, 1, 3, 0))
     assert only(Combine, commands).messages == [(0, 0), (3, 0), (2, 0)]  # in the order of workers
     assert list(only(Cancel, commands).tasks) == [0, 1, 2, 3]
     assert list(only(Dispatch, commands).workers) == [0, 1, 2]
 
 
 def test_a_reply_outlives_its_worker() -> None:
-    made = begun("uncoded", 2)
-    made.on(Reply(0.1, 0, 0, 0))
-    made.on(Lost(0.2, 0, "preempted"))
-    assert not made.on(Joined(0.3, 0))  # it has replied already
-    made.on(Lost(0.4, 0, "preempted"))
-    commands = made.on(Reply(0.5, 1, 1, 0))
+    running = begun("uncoded", 2)
+    running.on(Reply(0.1, 0, 0, 0))
+    running.on(Lost(0.2, 0, "preempted"))
+    assert not running.on(Joined(0.3, 0))  # it has replied already
+    running.on(Lost(0.4, 0, "preempted"))
+    commands = running.on(Reply(0.5, 1, 1, 0))
     assert only(Combine, commands).messages == [(0, 0), (1, 0)]
     assert list(only(Dispatch, commands).workers) == [1]
 
 
 def test_a_worker_absent_at_the_start_joins_in_mid_round() -> None:
-    made = begun("frc:load=2", 4, present=(0, 1))
-    assert not made.on(Reply(0.1, 0, 0, 0))
-    assert list(only(Dispatch, made.on(Joined(0.2, 3))).workers) == [3]
-    assert only(Combine, made.on(Reply(0.3, 3, 2, 0))).messages == [(0, 0), (2, 0)]
+    running = begun("frc:load=2", 4, present=(0, 1))
+    assert not running.on(Reply(0.1, 0, 0, 0))
+    assert list(only(Dispatch, running.on(Joined(0.2, 3))).workers) == [3]
+    assert only(Combine, running.on(Reply(0.3, 3, 2, 0))).messages == [(0, 0), (2, 0)]
 
 
 def test_a_given_up_worker_is_done_without_if_possible() -> None:
-    made = begun("frc:load=2", 4)
+    running = begun("frc:load=2", 4)
     for worker in (0, 3):
-        assert not made.on(Lost(0.1, worker, "died three times", gone=True))
-    made.on(Reply(0.2, 2, 2, 0))
-    commands = made.on(Reply(0.3, 1, 1, 0))
+        assert not running.on(Lost(0.1, worker, "died three times", gone=True))
+    running.on(Reply(0.2, 2, 2, 0))
+    commands = running.on(Reply(0.3, 1, 1, 0))
     assert only(Combine, commands).residual == 0.0
     assert list(only(Dispatch, commands).workers) == [1, 2]
 
 
 def test_a_worker_given_up_ends_the_run_where_it_is_needed() -> None:
-    made = begun("uncoded", 3)
-    made.on(Reply(0.1, 0, 0, 0))
-    made.on(Reply(0.1, 1, 1, 0))
-    assert not made.on(Lost(0.2, 2, "preempted"))
-    stop = only(Stop, made.on(Lost(0.3, 2, "could not be started", gone=True)))
+    running = begun("uncoded", 3)
+    running.on(Reply(0.1, 0, 0, 0))
+    running.on(Reply(0.1, 1, 1, 0))
+    assert not running.on(Lost(0.2, 2, "preempted"))
+    stop = only(Stop, running.on(Lost(0.3, 2, "could not be started", gone=True)))
     assert stop.failed and stop.reason.startswith(
         "step 0 cannot be taken under 'uncoded': 2 of 3 replies do not give the sum (given up: worker 2); "
     )
-    made = begun("uncoded", 2)
-    made.on(Lost(0.1, 0, "died", gone=True))
-    assert made.on(Lost(0.2, 1, "died", gone=True)) == [Stop("every worker has been given up", failed=True)]
+    running = begun("uncoded", 2)
+    running.on(Lost(0.1, 0, "died", gone=True))
+    assert running.on(Lost(0.2, 1, "died", gone=True)) == [Stop("every worker has been given up", failed=True)]
 
 
 @pytest.mark.parametrize("spec", ["uncoded", "uncoded:wait=2", "frc:load=2,wait=2", "uncoded:wait=0.5s"])
 def test_a_fleet_given_up_to_the_last_worker_ends_the_run(spec: str) -> None:
     """Also where what there was gave a last step: nobody will ever begin another round."""
-    made = begun(spec, 2)
-    made.on(Reply(0.1, 0, 0, 0))
-    commands = [*made.on(Lost(0.2, 0, "died", gone=True)), *made.on(Lost(0.3, 1, "died", gone=True))]
+    running = begun(spec, 2)
+    running.on(Reply(0.1, 0, 0, 0))
+    commands = [*running.on(Lost(0.2, 0, "died", gone=True)), *running.on(Lost(0.3, 1, "died", gone=True))]
     assert only(Stop, commands).failed
 
 
 def test_a_given_up_worker_changes_nothing_while_others_work() -> None:
-    made = begun("uncoded:wait=2", 3)
-    made.on(Reply(0.1, 0, 0, 0))
-    assert not made.on(Lost(0.2, 2, "died", gone=True))
-    assert only(Combine, made.on(Reply(0.3, 1, 1, 0)))
+    running = begun("uncoded:wait=2", 3)
+    running.on(Reply(0.1, 0, 0, 0))
+    assert not running.on(Lost(0.2, 2, "died", gone=True))
+    assert only(Combine, running.on(Reply(0.3, 1, 1, 0)))
 
 
 def test_an_empty_fleet_is_waited_for() -> None:
-    made = begun("uncoded", 2)
+    running = begun("uncoded", 2)
     for worker in (0, 1):
-        assert not made.on(Lost(0.1, worker, "preempted"))
-    assert list(only(Dispatch, made.on(Joined(5.0, 1))).workers) == [1]
-    assert list(only(Dispatch, made.on(Joined(6.0, 0))).workers) == [0]
+        assert not running.on(Lost(0.1, worker, "preempted"))
+    assert list(only(Dispatch, running.on(Joined(5.0, 1))).workers) == [1]
+    assert list(only(Dispatch, running.on(Joined(6.0, 0))).workers) == [0]
 
 
 def test_agc_is_frc_stopped_early_with_mini_batches_too():
-    made = strategy("agc:load=2,wait=3,batch=16", workers=6)
-    assert made.spec == "frc:load=2,wait=3,batch=16"
-    assert strategy(made.spec, workers=6).spec == made.spec
+    built = strategy("agc:load=2,wait=3,batch=16", workers=6)
+    assert built.spec == "frc:load=2,wait=3,batch=16"
+    assert strategy(built.spec, workers=6).spec == built.spec
 
 
 # ------------------------------------------------------------------------------------------- any events at all
@@ -721,10 +721,10 @@ def test_under_any_events_rounds_keep_their_word(spec: str, present: set[int], a
 
 
 def test_facts_come_from_the_code() -> None:
-    made = rounds("frc:load=3,wait=11", 30)
-    assert (made.workers, made.partitions, made.slots) == (30, 30, ("model",))
-    assert made.assignment[4] == (3, 4, 5) and len(made.assignment) == 30
-    assert made.spec == "frc:load=3,wait=11"
+    built = rounds("frc:load=3,wait=11", 30)
+    assert (built.workers, built.partitions, built.slots) == (30, 30, ("model",))
+    assert built.assignment[4] == (3, 4, 5) and len(built.assignment) == 30
+    assert built.spec == "frc:load=3,wait=11"
     assert rounds("cyclic:stragglers=1", 4).spec == "cyclic:stragglers=1"
     assert Rounds(codes.Uncoded(4), wait=Decodable(), work=Gradients(scaling="none"), cancel="discard").spec == (
         "uncoded:scaling=none,cancel=discard"
@@ -776,6 +776,6 @@ def test_marginal_scaling_needs_a_code_with_a_closed_form() -> None:
 
 
 def test_agc_takes_partitions_and_a_decoder() -> None:
-    made: Any = strategy("agc:load=4,partitions=24,wait=5,decoder=one-step", workers=12)
-    assert made.spec == strategy("frc:load=4,partitions=24,wait=5,decoder=one-step", workers=12).spec
-    assert (made.layout.partitions, made.code.load) == (24, 4)
+    built: Any = strategy("agc:load=4,partitions=24,wait=5,decoder=one-step", workers=12)
+    assert built.spec == strategy("frc:load=4,partitions=24,wait=5,decoder=one-step", workers=12).spec
+    assert (built.layout.partitions, built.code.load) == (24, 4)

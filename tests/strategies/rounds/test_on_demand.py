@@ -34,7 +34,7 @@ from anyk.protocol import (
     SetAlarm,
     Stop,
 )
-from anyk.strategies import ProgressRounds, strategy
+from anyk.strategies import ProgressRounds, Waiting, strategy
 from anyk.testing import check_strategy
 from byhand import ByHand
 
@@ -254,10 +254,25 @@ def test_nothing_done_by_the_deadline() -> None:
     assert sorted(asked_for(running.on(Progress(0.7, 2, 2, 0, 1)))) == [2]
 
 
-@pytest.mark.parametrize("wait", ["3", "all", "2|0.5s"])
+@pytest.mark.parametrize("wait", ["3", "all", "2|0.5s", "0.75n", "5%|0.5n&0.5s"])
 def test_a_number_of_replies_is_not_progress(wait: str) -> None:
     with pytest.raises(BadInput, match="waits for progress, not for a number of replies"):
         strategy(f"nested:stragglers=1,wait={wait}", workers=4)
+
+
+def test_a_rule_of_python_sees_all_of_the_round() -> None:
+    seen = []
+
+    def half(waiting: Waiting) -> bool:
+        seen.append((waiting.replied, waiting.arrivals, waiting.elapsed, waiting.decodable, tuple(waiting.recent)))
+        return waiting.replies >= waiting.expected / 2
+
+    code = _built("progress:load=2", 4).code
+    running = ByHand(ProgressRounds(code, wait=half))
+    running.start(Fleet(4, (0, 1, 2, 3), 0.0))
+    assert not running.on(Progress(0.1, 2, 2, 0, 1))
+    assert set(asked_for(running.on(Progress(0.3, 0, 0, 0, 1)))) == {0, 2}
+    assert seen == [((2,), (0.1,), 0.1, False, ()), ((2, 0), (0.1, 0.3), 0.3, False, ())]
 
 
 # ------------------------------------------------------------------------------------------- what goes wrong

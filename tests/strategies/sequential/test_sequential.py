@@ -15,7 +15,7 @@ import anyk
 from anyk.base.errors import BadInput
 from anyk.clusters import Simulated
 from anyk.codes import FractionalRepetition
-from anyk.delays import Table
+from anyk.delays import TableDelays
 from anyk.fleet import simulate
 from anyk.protocol import Combine, Command, Dispatch, Event
 from anyk.strategies import (
@@ -413,7 +413,9 @@ def rounds_of_jobs(spec: str, table: Any, jobs: int) -> list[int]:
         def hear(self, event: Event) -> Sequence[Command]:
             return note(self.inside(event))
 
-    driver = anyk.runs.Driver(scheme, Simulated(scheme.layout.workers, delays=Table(np.asarray(table), by="round")))
+    driver = anyk.runs.Driver(
+        scheme, Simulated(scheme.layout.workers, delays=TableDelays(np.asarray(table), by="round"))
+    )
     driver.running = Noted(scheme)
     with anyk.runs.session(driver):
         driver.run()

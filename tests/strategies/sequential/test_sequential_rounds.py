@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import anyk
 from anyk.base.errors import BadInput
 from anyk.clusters import Simulated
-from anyk.delays import Table
+from anyk.delays import TableDelays
 from anyk.fleet import simulate
 from anyk.protocol import Cancel, Command, Dispatch, Event, Reply
 from anyk.strategies import Bursty, strategy
@@ -61,7 +61,7 @@ def told(spec: str, table: Any, jobs: int) -> list[Command]:
                     del busy[event.worker]
             return note(self.inside(event))
 
-    cluster = Simulated(scheme.layout.workers, delays=Table(np.asarray(table, dtype=float), by="round"))
+    cluster = Simulated(scheme.layout.workers, delays=TableDelays(np.asarray(table, dtype=float), by="round"))
     driver = anyk.runs.Driver(scheme, cluster)
     driver.running = Noted(scheme)
     with anyk.runs.session(driver):
@@ -153,7 +153,7 @@ def test_both_clusters_decide_alike() -> None:
     problems = [anyk.testing.Squares(8)] * 2
     outcomes = []
     for make in (anyk.clusters.Simulated, anyk.clusters.Processes):
-        fleet = make(4, delays=Table(table, by="round"))
+        fleet = make(4, delays=TableDelays(table, by="round"))
         run = anyk.train_many(problems, "m-sgc:B=1,W=2,lambda=3,late=keep", fleet, steps=2)
         rows = run.log.rows(
             "SELECT slot, step, worker, task, chunk FROM chunks WHERE step IS NOT NULL ORDER BY 1, 2, 3, 4, 5"

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -138,6 +139,6 @@ def test_what_cannot_be_exported_is_one_sentence(tmp_path, monkeypatch):
         assert done.exit_code == 0 and "ui.perfetto.dev" in done.output and (tmp_path / "out.json").is_file()
         done = ask.invoke(main, ["export", str(tmp_path / "run"), "--to", "csv", "-o", str(tmp_path / "tables")])
         assert done.exit_code == 0 and "steps 13" in done.output
-        monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+        monkeypatch.setitem(sys.modules, "pandas", None)
         with pytest.raises(MissingPackage, match="a data frame needs pandas"):
             run.to_frame()

@@ -65,9 +65,9 @@ def _convolution_jax(w: Writer, eq: Equation) -> Expr:
 
 def _dilation_keywords(eq: Equation) -> dict[str, Expr | str]:
     """Return the dilations of a convolution that are not all 1."""
-    none = ((1,) * len(eq.params["window_strides"]), ())
+    undilated = ((1,) * len(eq.params["window_strides"]), ())
     names = ("lhs_dilation", "rhs_dilation")
-    return {name: parameter(eq, name) for name in names if plain(eq.params[name]) not in none}
+    return {name: parameter(eq, name) for name in names if plain(eq.params[name]) not in undilated}
 
 
 def _group_keywords(eq: Equation) -> dict[str, Expr | str]:
@@ -134,7 +134,11 @@ def _dilations(
 ) -> dict[str, Expr | str]:
     """Return the dilations that are not all 1."""
     pairs = zip(names, (dilation, window_dilation), strict=True)
-    return {name: dilation for name, dilation in pairs if any(step.text != "1" for step in dilation.items)}
+    return {name: given for name, given in pairs if not _all_ones(given)}
+
+
+def _all_ones(steps: Expr) -> bool:
+    return all(step.text == "1" for step in steps.items)
 
 
 for _name in ("sum", "max", "min"):
@@ -142,15 +146,16 @@ for _name in ("sum", "max", "min"):
 
 
 def _reduce_window(w: Writer, eq: Equation) -> None:
-    """Write a reduction over windows by the user's own function."""
+    """Write a reduction over windows by the user's own function: in NumPy a loop over the elements of a window."""
     parameters = _window_parameters(eq)
+    *_, dilation, window_dilation = parameters
     if w.target == "jax":
-        reduce_jax(w, eq, "lax.reduce_window", *parameters[:3], **_dilations(parameters[3], parameters[4]))
+        reduce_jax(w, eq, "lax.reduce_window", *parameters[:3], **_dilations(dilation, window_dilation))
         return
     (block,) = eq.blocks
     count = len(eq.inputs) // 2
     operands, starts = [w.named(a) for a in eq.inputs[:count]], [w.named(a) for a in eq.inputs[count:]]
-    targets, flat = [w.target_of(eq, place) for place in range(count)], []
+    targets, flat = [w.target_of(eq, place) for place in range(count)], []  # flat: windows with a single last axis
     size = int(np.prod(eq.params["window_dimensions"]))
     for operand, start, target in zip(operands, starts, targets, strict=True):
         view = w.names.take("views")
@@ -158,8 +163,8 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
         w.emit(f"{view} = ", Expr(f"{view}.reshape(*{view}.shape[:{len(eq.shape)}], {size})", ex.CALL))
         w.emit(f"{target} = ", start)
         flat.append(view)
-    padded = any(step.text != "1" for step in parameters[3].items) or np.any(eq.params["padding"])
-    if padded:  # padding is combined with nothing, not even with the start
+    padded = not _all_ones(dilation) or np.any(eq.params["padding"])  # dilation pads between the elements
+    if padded:  # a value is not combined with padding, as the user's function may change it: where(within, …) keeps it
         within = w.names.take("within")
         everywhere = f"np.ones({operands[0].text}.shape, np.bool_)"
         w.emit(f"{within} = ", ex.call(w.copy("windows"), everywhere, "False", *parameters))

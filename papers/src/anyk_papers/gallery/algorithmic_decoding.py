@@ -55,8 +55,8 @@ def _tends(t: Table) -> tuple[bool, str]:
     excess = {row.case["code"]: row.mean("error") - row.mean("optimal") for row in last}
     first = {name: t.mean("error", code=name, iterations=1) for name in excess}
     shares = {name: excess[name] / (first[name] - t.mean("optimal", code=name, iterations=1)) for name in excess}
-    name = max(shares, key=lambda name: shares[name])
-    return shares[name] < 0.02, f"{100 * shares[name]:.2g} % of the first excess is left, for {name} (test: below 2 %)"
+    share, name = max((share, name) for name, share in shares.items())
+    return share < 0.02, f"{100 * share:.2g} % of the first excess is left, for {name} (test: below 2 %)"
 
 
 ITEM = Item(

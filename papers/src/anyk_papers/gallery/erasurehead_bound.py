@@ -13,7 +13,8 @@ from anyk_papers.item_table import Case, Row, Table, cases
 from anyk_papers.lab import Lab, Results
 from anyk_papers.pictures import Lines
 
-N, C, R, ROWS, FEATURES = 12, 3, 5, 4, 3
+N, C, R = 12, 3, 5  # workers, their load, and the replies that a step waits for
+ROWS, FEATURES = 4, 3  # of a partition
 STEPS = (1, 2, 5, 10, 20, 50, 100)
 SPEC = f"agc:load={C},wait={R},scaling=marginal"  # the sum over 1 - p, as the theorems have it
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from anyk.clusters import cluster as build_cluster
 from anyk.codes.base import EXACT
-from anyk.delays import Table as Measured
+from anyk.delays import TableDelays as Measured
 from anyk.optimizers import GD
 from anyk.runs import train_many
 from anyk.strategies import Bursty, Multiplexed

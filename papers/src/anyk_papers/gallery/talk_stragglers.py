@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from anyk.delays import Table as Measured
+from anyk.delays import TableDelays as Measured
 from anyk.optimizers import Accelerated
 from anyk.problems import LogisticRegression
 from anyk.strategies import strategy
@@ -29,9 +29,9 @@ def measure(lab: Lab, case: Case, seed: int) -> Results:
     assert isinstance(problem, LogisticRegression) and problem.uneven is not None
     ends = np.arange(N + 1) * problem.samples // N
     labels = np.asarray(problem.y)[problem.uneven.order(problem.y, ends)]
-    rare = [float((labels[a:b] < 0.5).mean()) for a, b in pairwise(ends)]
+    share_of_rarer_class = [float((labels[a:b] < 0.5).mean()) for a, b in pairwise(ends)]
     seconds = np.ones((1, N))  # for a twelfth of the data
-    seconds[0, np.argsort(rare)[-SLOW_WORKERS:]] = SLOWNESS[case["stragglers"]]
+    seconds[0, np.argsort(share_of_rarer_class)[-SLOW_WORKERS:]] = SLOWNESS[case["stragglers"]]
     law = Measured(seconds * N / strategy(spec, workers=N).layout.partitions, per="load")
     return lab.train(
         problem,

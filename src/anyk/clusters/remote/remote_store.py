@@ -8,7 +8,8 @@ from typing import Any
 from anyk.base.arrays import Array, DType, Vector
 from anyk.clusters.contract import Key
 from anyk.clusters.remote.handles import Notice
-from anyk.clusters.store import Message, Place, VectorStore
+from anyk.clusters.steps import Place
+from anyk.clusters.store import Message, VectorStore
 
 
 class RemoteStore(VectorStore):

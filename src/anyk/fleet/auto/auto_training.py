@@ -17,17 +17,17 @@ from anyk.base.arrays import Array, Vector
 from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput
 from anyk.base.plain import values_of
-from anyk.base.specs import with_keys
+from anyk.base.specs import Spec
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel
-from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, continues, read_auto
+from anyk.fleet.auto.parts import NAME, UNCODED, AutoConfig, Part, Parts, continues, read_auto, with_models
 from anyk.fleet.plans.candidates import build_candidate, ignore, specs_for
 from anyk.fleet.plans.plan import LEAST_ROUNDS
 from anyk.fleet.records import read
-from anyk.fleet.records.record_sources import Readable
+from anyk.fleet.records.reading import Readable
 from anyk.optimizers import Optimizer, Schedule
 from anyk.problems import Problem, Tell
-from anyk.protocol import shares_computed
+from anyk.protocol import Workers, shares_computed
 from anyk.runs import Evaluate, Run, usual_optimizer
 from anyk.runs.api import (
     LIMIT,
@@ -40,16 +40,17 @@ from anyk.runs.api import (
     check_plain,
     combine,
     describe,
+    fitted,
     read_evaluate,
     rebuild,
     with_callbacks,
     write_sealed,
 )
-from anyk.strategies import fleet_keys, from_spec, with_fleet
+from anyk.strategies import from_spec
 
 
 @dataclass(frozen=True)
-class Settings:
+class AutoSettings:
     """The keys of ``--strategy auto:…``; see :func:`train_auto`."""
 
     measure: int = 10
@@ -59,8 +60,8 @@ class Settings:
     max_load: float = 1.0
 
 
-modes: specs.Registry[Settings] = specs.Registry("mode")
-modes.register("auto")(Settings)
+modes: specs.Registry[AutoSettings] = specs.Registry("mode")
+modes.register("auto")(AutoSettings)
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,12 @@ class Auto:
         parts: list[dict[str, Array]] = []
         before = 0.0
         for run in self.runs:
-            part = run.history_of(slot)
-            new = part["step"] > run.begun if parts else part["step"] >= 0  # without the version it started from
-            parts.append({name: column[new] for name, column in part.items()})
+            history = run.history_of(slot)
+            new = history["step"] > run.begun if parts else history["step"] >= 0  # without the version it started from
+            parts.append({name: column[new] for name, column in history.items()})
             parts[-1]["seconds"] += before
             before += run.seconds
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[-1]}
+        return {name: np.concatenate([history[name] for history in parts]) for name in parts[-1]}
 
     def report(self) -> dict[str, Any]:
         """Return the runs, plans and promises as plain values for JSON."""
@@ -134,7 +135,7 @@ class Auto:
 def train_auto(
     problem: Problem | Sequence[Problem],
     *,
-    workers: int | tuple[int, int],
+    workers: int | tuple[int, int] | Workers,
     partitions: AtLeastOne | None = None,
     cluster: str = "processes",
     delays: str | DelayModel = "none",
@@ -184,25 +185,28 @@ def train_auto(
     """
     trained, models = combine(problem)
     measured = None if record is None else read(record)
-    uncoded, workers = with_fleet("uncoded", workers, partitions)
-    if measured is not None and len(measured.workers) != workers:
+    workers = Workers.of(workers, partitions)
+    if measured is not None and len(measured.workers) != workers.most:
         raise BadInput(f"the record is of {len(measured.workers)} workers, and {workers} are to train")
-    fleet = build_cluster(cluster, workers=workers, delays=delays, seed=seed, communication=communication)
+    fleet = build_cluster(cluster, workers=workers.most, delays=delays, seed=seed, communication=communication)
     if fleet.delays.silent and fleet.virtual:
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
     rebuilt, hooks = Rebuilt(trained, usual_optimizer(trained, optimizer, lr), fleet), check_callbacks(callbacks)
-    limits = Limits(steps, seconds, target).within(STEPS if target is None else LIMIT)
+    limits = Limits(steps=steps, seconds=seconds, target=target).within(STEPS if target is None else LIMIT)
+    first, evaluation = measuring(workers, max_load), read_evaluate(evaluate)
+    fitted(trained, with_models(first, models), workers, evaluate=evaluation, target=target)
+    check_evaluation(trained, evaluation, limits)
     config = describe(
         AutoConfig,
         problem=trained,
         cluster=fleet,
+        workers=workers,
         optimizer=rebuilt.optimizer,
         limits=limits,
-        evaluate=read_evaluate(evaluate),
+        evaluate=evaluation,
         callbacks=hooks,
         models=models,
-        uncoded=uncoded,
-        measuring=measuring(uncoded, workers, max_load),
+        measuring=first,
         measure=measure,
         every=every,
         slope=slope,
@@ -251,7 +255,7 @@ def resume_auto(
     folder = Path(path)
     config, of = read_auto(folder), f"the training '{folder}'"
     check_plain(*folder.iterdir())
-    limits = Limits(steps, seconds, target)
+    limits = Limits(steps=steps, seconds=seconds, target=target)
     if limits:
         config = replace(config, **vars(limits.within((config.steps or 0) + LIMIT)))
     trained = None if problem is None else combine(problem)[0]
@@ -278,39 +282,38 @@ def _train(parts: Parts) -> Auto:
     """Train until a limit has been reached."""
     parts.train()
     config = parts.config
-    return Auto(tuple(parts.done), left_out(config.workers, config.models, config.uncoded))
+    return Auto(tuple(parts.done), left_out(config.workers, config.models))
 
 
-def measuring(uncoded: str, workers: int, max_load: float) -> str:
+def measuring(workers: Workers, max_load: float) -> Spec:
     """Return the strategy that measures a fleet: two copies of the data, if these are possible, as no copy may be dear.
 
-    In each round all workers of which a copy is needed are measured, and a lower bound of the others. ``uncoded``: the
-    strategy that waits for all.
+    In each round all workers of which a copy is needed are measured, and a lower bound of the others.
 
-    >>> measuring("uncoded", 6, 1.0), measuring("uncoded:fewest=2,partitions=12", 6, 1.0), measuring("uncoded", 6, 0.2)
-    ('frc:stragglers=1', 'frc:stragglers=1,fewest=2,partitions=12', 'uncoded')
+    >>> measuring(Workers(most=6), 1.0), measuring(Workers.of((2, 6)), 1.0), measuring(Workers(most=6), 0.2)
+    ('frc:stragglers=1', 'frc:stragglers=1', 'uncoded')
     """
-    spec = with_keys("frc:stragglers=1", fleet_keys(uncoded))
+    copies = Spec("frc:stragglers=1")
     try:
-        strategy = from_spec(spec, workers)
+        strategy = from_spec(copies, workers)
     except BadInput:
-        return uncoded
-    return spec if max(shares_computed(strategy)) <= max_load + 1e-12 else uncoded
+        return Spec(UNCODED)
+    return copies if max(shares_computed(strategy)) <= max_load + 1e-12 else Spec(UNCODED)
 
 
-def left_out(workers: int, models: int = 1, like: str = "uncoded") -> tuple[str, ...]:
-    """Return the names of the strategies that exist for ``workers`` but cannot take part with ``models`` models.
+def left_out(workers: Workers, models: int = 1) -> tuple[str, ...]:
+    """Return the names of the strategies that exist for the largest number of workers but cannot take part.
 
-    They cannot continue a run, or not follow a fleet with the range of workers of the strategy ``like``.
+    They cannot continue a run, train ``models`` models, or follow workers that join and leave.
     """
     possible: dict[str, bool] = {}
-    for spec in specs_for(workers):
+    for spec in specs_for(workers.most):
         name = spec.partition(":")[0]
         try:
-            from_spec(spec, workers)
+            from_spec(spec, Workers(most=workers.most))
         except BadInput:
             continue
         possible.setdefault(name, False)
         with contextlib.suppress(BadInput):
-            possible[name] |= continues(build_candidate(with_keys(spec, fleet_keys(like)), workers, models))
+            possible[name] |= continues(build_candidate(spec, workers, models))
     return tuple(sorted(name for name, good in possible.items() if not good))

@@ -14,14 +14,14 @@ from msgspec.structs import replace
 
 from anyk.base.errors import BadInput
 from anyk.base.plain import ByName, values_of
-from anyk.base.specs import with_keys
+from anyk.base.specs import Spec
 from anyk.fleet.plans.check import Checked, check
 from anyk.fleet.plans.judging import Choice
 from anyk.fleet.plans.measured_fleet import code_of
 from anyk.fleet.plans.plan import LEAST_ROUNDS, Plan, plan
 from anyk.fleet.records import Record, read
 from anyk.problems import Tell
-from anyk.protocol import Strategy, models_trained, slot_names
+from anyk.protocol import Strategy, Workers, models_trained, slot_names
 from anyk.runs import Promise, Run, resume, train
 from anyk.runs.api import (
     RUN_FILE,
@@ -45,6 +45,7 @@ from anyk.runs.api import (
 from anyk.strategies import strategy as build_strategy
 
 NAME = "auto.toml"
+UNCODED = "uncoded"  # the strategy that waits for all workers
 _RECORD = "record.npz"  # the record from which the first plan is made
 _MISSES = 2  # consecutive misses, after which the fleet is planned for again
 _MISSED = "the promise was missed"
@@ -68,8 +69,7 @@ class AutoConfig(SharedConfig, frozen=True, kw_only=True):
     every: Count
     max_load: float
     record: bool = False  # whether it started from a record, which is stored beside it
-    uncoded: str = "uncoded"  # the strategy that waits for all workers
-    measuring: str = "uncoded"  # the strategy that measures first
+    measuring: Spec = Spec(UNCODED)  # the strategy that measures first
     slope: float | None = None
 
 
@@ -130,40 +130,40 @@ class Parts:
             if record is None:
                 self._measure(self.config.measuring)
                 continue
-            today = self.done[-1].run.config.strategy if self.done else self.config.uncoded
-            found = self._plan(record, today)
-            if found.evidence == "none" and self.done and self.done[-1].promise is not None:
+            today = self.done[-1].run.config.strategy if self.done else UNCODED
+            planned = self._plan(record, today)
+            if planned.evidence == "none" and self.done and self.done[-1].promise is not None:
                 self._measure(self.config.measuring)  # its strategy cuts off so much that it cannot be judged
                 continue
-            rivals = unmeasured_rivals(found)
+            rivals = unmeasured_rivals(planned)
             if rivals and not self._waited_for_all():
                 self.tell(f"at step {self._step}: '{rivals[0].spec}' may be faster, but too many times were cut off")
-                self._measure(self.config.uncoded)
+                self._measure(UNCODED)
                 continue
-            self.tell(f"from step {self._step}: '{found.best.spec}' ({found.verdict}: {found.why})")
-            for assumption in found.assumptions:
+            self.tell(f"from step {self._step}: '{planned.best.spec}' ({planned.verdict}: {planned.why})")
+            for assumption in planned.assumptions:
                 self.tell(f"assumed: {assumption}")
-            self._follow(found.promise, record, found)
+            self._follow(planned.promise, record, planned)
 
     def _plan(self, record: Record, today: str) -> Plan:
         """Return the plan from a record; it follows what is the fastest, even if the evidence is thin.
 
         A choice that is wrong is noticed after a few steps, and better evidence comes with them.
         """
-        found = plan(
+        planned = plan(
             record,
             today=today,
-            **values_of(self.config, "slope", "max_load", "models"),
+            **values_of(self.config, "workers", "slope", "max_load", "models"),
             steps=self._horizon(),
             among=self._possible,
         )
-        fastest = found.candidates[0].seconds_per_step.median
-        ties = [one for one in found.candidates if one.seconds_per_step.median <= (1.0 + _TIE) * fastest]
+        fastest = planned.candidates[0].seconds_per_step.median
+        ties = [one for one in planned.candidates if one.seconds_per_step.median <= (1.0 + _TIE) * fastest]
         first = min(ties, key=lambda one: round(one.load, 9))
-        if found.verdict == "change" or not found.today.measured or first.gain.median < _WORTH:
-            return found
-        why = f"'{first.spec}' would take {100 * first.gain.median:.0f} % less, which is not sure, but soon will be"
-        return dataclasses.replace(found, verdict="change", best=first, why=why)
+        if planned.verdict == "change" or not planned.today.measured or first.gain.median < _WORTH:
+            return planned
+        reason = f"'{first.spec}' would take {100 * first.gain.median:.0f} % less, which is not sure, but soon will be"
+        return dataclasses.replace(planned, verdict="change", best=first, why=reason)
 
     def _possible(self, strategy: Strategy) -> bool:
         """Return whether a strategy can continue the training on its problem, and its promises were not refuted."""
@@ -190,11 +190,11 @@ class Parts:
 
         It is the same promise if the strategy cuts off so much that its own run tells nothing.
         """
-        found = self._plan(record, promise.strategy)
-        if found.evidence == "none":
+        planned = self._plan(record, promise.strategy)
+        if planned.evidence == "none":
             return promise
-        other = found.best.spec != promise.strategy or (unmeasured_rivals(found) and not self._waited_for_all())
-        return None if other else found.promise
+        other = planned.best.spec != promise.strategy or (unmeasured_rivals(planned) and not self._waited_for_all())
+        return None if other else planned.promise
 
     def _horizon(self) -> int:
         """Return the steps after which time is compared with the next promise.
@@ -202,11 +202,11 @@ class Parts:
         They are twice as many for each plan that was missed although the next one chose the same strategy.
         """
         followed = [part for part in self.done if part.promise is not None]
-        again = 0
+        misses = 0
         for part, successor in pairwise(followed):
             same = part.run.config.strategy == successor.run.config.strategy
-            again = again + 1 if same and _missed(part) else again if same else 0
-        return self.config.every << min(again, _MOST_DOUBLINGS)
+            misses = misses + 1 if same and _missed(part) else misses if same else 0
+        return self.config.every << min(misses, _MOST_DOUBLINGS)
 
     def _evidence(self) -> Record | None:
         """Return the user's record, or the latest rounds of the last run; None if the next part has to measure.
@@ -235,7 +235,7 @@ class Parts:
 
     def _waited_for_all(self) -> bool:
         """Return whether a run has waited for all workers since a promise was last missed."""
-        uncoded = with_models(self.config.uncoded, self.config.models)
+        uncoded = with_models(UNCODED, self.config.models)
         for part in reversed(self.done):
             if part.run.config.strategy == uncoded:
                 return True
@@ -285,7 +285,7 @@ class Parts:
 
         Another part follows if this one is ``complete`` and has reached no limit of the training.
         """
-        again = self.places.pop(0) if self.places else None
+        earlier_folder = self.places.pop(0) if self.places else None
         config, limits, last = self.config, self.config.limits, not self.places
         options: ByName = {
             "problem": self.rebuilt.problem,
@@ -296,9 +296,10 @@ class Parts:
             "callbacks": self.callbacks.also(*watchers),
             **values_of(self, "checkpoint_every", "progress"),
         }
-        if again is None:
+        if earlier_folder is None:
             run = train(
                 strategy=strategy,
+                workers=config.workers,
                 cluster=cluster_like(self.rebuilt.cluster, config, config.seed),
                 begin=self.done[-1].run if self.done else None,
                 out=None if self.folder is None else self.folder / f"{len(self.done) + 1}-{name}",
@@ -306,11 +307,11 @@ class Parts:
                 **options,
             )
         else:
-            run = Run.open(again)
+            run = Run.open(earlier_folder)
             if last and not complete(run):
                 self.tell(f"from step {run.steps}: resuming '{run.config.strategy}'")
                 run.close()
-                run = resume(again, trust=self.trust, tell=self.tell, **options)
+                run = resume(earlier_folder, trust=self.trust, tell=self.tell, **options)
         self.done.append(Part(run))
         self.going = (not last or complete(run)) and run.time_to_target is None and run.steps != limits.steps
         return run
@@ -346,8 +347,11 @@ class Parts:
 
 def _places(folder: Path) -> list[Path]:
     """Return the folders of the parts, in their order; remove the last if it was killed before its run started."""
-    numbers = {place: place.name.partition("-")[0] for place in folder.iterdir() if place.is_dir()}
-    places = sorted((place for place, text in numbers.items() if text.isdigit()), key=lambda place: int(numbers[place]))
+    numbers = {subfolder: subfolder.name.partition("-")[0] for subfolder in folder.iterdir() if subfolder.is_dir()}
+    places = sorted(
+        (subfolder for subfolder, number in numbers.items() if number.isdigit()),
+        key=lambda subfolder: int(numbers[subfolder]),
+    )
     if places and not (places[-1] / RUN_FILE).exists():
         unstarted = places.pop()
         with locked(unstarted):
@@ -379,25 +383,25 @@ def latest(record: Record, count: int) -> Record:
     )
 
 
-def unmeasured_rivals(found: Plan) -> list[Choice]:
+def unmeasured_rivals(planned: Plan) -> list[Choice]:
     """Return exact strategies that are likely to be faster than the best, but were cut off too often to tell."""
-    most = (1.0 - _DOUBTFUL) * found.best.seconds_per_step.median
-    unknown = [one for one in found.others if one.exact and not one.measured]
+    most = (1.0 - _DOUBTFUL) * planned.best.seconds_per_step.median
+    unknown = [one for one in planned.others if one.exact and not one.measured]
     rivals = [one for one in unknown if one.seconds_per_step.median < most]
     return sorted(rivals, key=lambda one: one.seconds_per_step.median)
 
 
-def with_models(spec: str, models: int) -> str:
+def with_models(spec: str, models: int) -> Spec:
     """Return a strategy's spec for several models."""
-    return with_keys(spec, {"models": models} if models > 1 else {})
+    return Spec(spec).with_keys({"models": models} if models > 1 else {})
 
 
-def _settling(spec: str, workers: int) -> bool:
+def _settling(spec: str, workers: Workers) -> bool:
     """Return whether a strategy adapts to the fleet in its first rounds."""
     return build_strategy(spec, workers=workers).facts.adapted is not None
 
 
-def _tells(spec: str, workers: int) -> bool:
+def _tells(spec: str, workers: Workers) -> bool:
     """Return whether a strategy's runs tell how long tasks take: not if workers send parts of them on the way."""
     code = code_of(build_strategy(spec, workers=workers))
     return code is None or (code.messages == 1 and code.policy().rounds == "coded")

@@ -15,7 +15,7 @@ from anyk.delays import fit
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.sentences import Explanation, WorkerCost, sentences
 from anyk.fleet.records import Record, read
-from anyk.fleet.records.record_sources import Readable
+from anyk.fleet.records.reading import Readable
 from anyk.fleet.simulation import simulate
 from anyk.protocol import Strategy
 from anyk.strategies import strategy as build_strategy

@@ -15,8 +15,8 @@ from anyk.base.specs import parse, with_keys
 from anyk.delays import HEAVIEST, Bimodal, Pareto, fit
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, Quality, VectorSize, code_of, loads_of, slowness
 from anyk.problems import Tell
-from anyk.protocol import Strategy, models_trained, share_stored
-from anyk.strategies import fleet_keys, from_spec, registry
+from anyk.protocol import Strategy, Workers, models_trained, share_stored
+from anyk.strategies import from_spec, registry
 from anyk.strategies import strategy as build_strategy
 
 SIMULATED = 60  # largest number of candidates that are simulated, because they have no closed form
@@ -38,7 +38,7 @@ def specs_for(workers: int) -> Iterator[str]:
         yield from entry.grid(workers) if entry.grid is not None else (entry.name,)
 
 
-def build_candidate(spec: str, workers: int, models: int, *, exact: bool = False, batch: int = 0) -> Strategy:
+def build_candidate(spec: str, workers: Workers, models: int, *, exact: bool = False, batch: int = 0) -> Strategy:
     """Return the strategy for ``models`` models; raise :class:`~anyk.BadInput` if it does not exist.
 
     ``exact``: require that steps are the exact sum. ``batch``: the samples of a step, met to within 10 %; 0: all of the
@@ -77,6 +77,7 @@ class Request:
     """The arguments of :func:`anyk.plan` that limit candidates; ``inexact``: include strategies with inexact steps."""
 
     today: str
+    workers: Workers
     max_load: float
     memory: float
     models: int
@@ -92,15 +93,13 @@ class Request:
 
 def candidates_for(fleet: MeasuredFleet, request: Request) -> dict[str, Strategy]:
     """Return today's strategy, then every other registered strategy within the request's limits, by spec."""
-    workers, today, models, batch = fleet.times.shape[1], request.today, request.models, request.batch
+    workers, today, models, batch = request.workers, request.today, request.models, request.batch
     if batch is None:
         batch = batch_of(build_strategy(today, workers=workers))
     current = build_candidate(today, workers, models, batch=batch)
     candidates = {current.spec: current}
-    required_keys = fleet_keys(current.spec)  # if today's strategy can follow a changing fleet, so must the others
-    for spec in specs_for(workers):
+    for spec in specs_for(workers.most):
         try:
-            spec = with_keys(spec, required_keys)
             strategy = build_candidate(spec, workers, models, exact=not request.inexact, batch=batch_of(current))
             load = loads_of(fleet.adapt(strategy)).max()
             fits = load <= request.max_load + 1e-12 and share_stored(strategy) <= request.memory + 1e-12

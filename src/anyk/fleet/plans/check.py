@@ -190,7 +190,7 @@ class Split:
     def __init__(self, promise: Promise, run: Run, record: str | Path | Record | None) -> None:
         with with_plugins(run.config, f"the run '{run.path}'"):
             self.strategy = build_strategy(promise.strategy, workers=promise.workers)
-        planned = _find_record(promise.record, promise.workers, record)
+        planned = _find_record(promise.record, promise.workers.most, record)
         filled, driver = completed(planned), planned.driver or 0.0
         slopes = np.array(promise.slopes)
         self.planned = MeasuredFleet(
@@ -317,6 +317,7 @@ def _plan_again(promise: Promise, split: Split, broke: str, tell: Tell | None) -
         new = plan(
             record,
             today=promise.strategy,
+            workers=promise.workers,
             max_load=promise.max_load,
             memory=promise.memory,
             steps=promise.horizon,

@@ -18,13 +18,13 @@ from anyk.base.errors import BadInput
 from anyk.base.specs import parse
 from anyk.clusters import Compute, Simulated
 from anyk.compression import compressor
-from anyk.delays import DelayModel, Table
+from anyk.delays import DelayModel, TableDelays
 from anyk.fleet.explanation import attribution
 from anyk.fleet.records import Record, read
-from anyk.fleet.records.record_sources import Readable
+from anyk.fleet.records.reading import Readable
 from anyk.fleet.simulation import drive, for_jobs
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.protocol import Strategy, shares_computed
+from anyk.protocol import Strategy, Workers, shares_computed
 from anyk.runs import RunLog
 from anyk.runs.api import mean_update, newest_versions, transfers, used_works, works
 from anyk.strategies import strategy as build_strategy
@@ -194,11 +194,11 @@ class MeasuredFleet:
         if code is not None and code.policy().rounds != "coded":  # a part counts when it is computed
             a_partition = tuple((self.slopes / layout.partitions).tolist())
             compute = Compute(task=0.0, partition=a_partition, step=self.driver, cores=workers)
-            delays = Table(np.maximum(0.0, seconds - loads * self.slopes), by="round")
+            delays = TableDelays(np.maximum(0.0, seconds - loads * self.slopes), by="round")
         elif code is not None and code.messages > 1:  # in order, which cores do not heed
-            delays = Table(seconds / [len(assigned) for assigned in layout.assignment], by="round", per="load")
+            delays = TableDelays(seconds / [len(assigned) for assigned in layout.assignment], by="round", per="load")
         else:  # a strategy without rounds gives its workers task after task
-            delays = Table(seconds, by="round" if strategy.facts.exact else "task")
+            delays = TableDelays(seconds, by="round" if strategy.facts.exact else "task")
         if compute is None and self.driver:
             compute = Compute(task=0.0, partition=0.0, step=self.driver, cores=workers)
         return Simulated(workers, delays=delays, compute=compute, seed=seed)
@@ -228,9 +228,11 @@ class MeasuredFleet:
             residual=residual, staleness=staleness, samples=samples, vectors=vectors_sent(log, layout.blocks, size)
         )
 
-    def alone(self, spec: str) -> float:
-        """Return the mean seconds of a step under one strategy."""
-        return float(self.durations(build_strategy(spec, workers=self.times.shape[1])).mean())
+    def alone(self, spec: str, workers: Workers | None = None) -> float:
+        """Return the mean seconds of a step under one strategy; ``workers``: their range and partitions, if any."""
+        most = self.times.shape[1]
+        workers = Workers(most=most) if workers is None else replace(workers, most=most)
+        return float(self.durations(build_strategy(spec, workers=workers)).mean())
 
     def without(self, places: Sequence[int]) -> MeasuredFleet:
         """Return the fleet without some workers."""

@@ -15,6 +15,7 @@ from anyk.base import html, keyed
 from anyk.base.checks import AtLeastOne, AtLeastZero, Nonnegative, PositiveShare, typed
 from anyk.base.errors import BadInput, RunFailed
 from anyk.base.plain import ByName, to_plain, values_of
+from anyk.base.specs import Spec
 from anyk.delays import DelayModel, SecondsOrZero
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import at_median, explain
@@ -24,19 +25,21 @@ from anyk.fleet.plans.judging import Choice, Judgement, gain_text, headline, in_
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, sample_record, slowness, typical_value
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
-from anyk.fleet.records.record_sources import Readable
+from anyk.fleet.records.reading import Readable
 from anyk.optimizers import split_rate
 from anyk.problems import Problem, Tell, ensure_problem
-from anyk.protocol import Strategy, models_trained
+from anyk.protocol import Strategy, Workers, models_trained
 from anyk.runs import Evaluate, Promise, Run
 from anyk.runs.api import USUAL, Limits, Source, Today, check_limits, read_evaluate
 from anyk.strategies import strategy as build_strategy
 
+WorkersGiven = int | tuple[int, int] | Workers | None
 LEAST_ROUNDS = 5  # of a record, in which all workers were measured
 _PROBED = 30  # rounds
 _REPAIRED = 3  # workers at most
 _MODEST = 0.25  # largest load by default if the time of computing is not known
 _PROMISED = (  # what a promise has in common with its plan
+    "workers",
     "horizon",
     "verdict",
     "evidence",
@@ -72,14 +75,15 @@ def advice(
     costliest: int,
     named: Iterable[int],
     specs: tuple[str, str],
+    workers: Workers,
     seed: int,
 ) -> tuple[Advice, ...]:
     """Return the savings by changes of the fleet under today's and the best strategy, ``specs``; workers by column."""
-    seconds = {spec: fleet.alone(spec) for spec in specs}
+    seconds = {spec: fleet.alone(spec, workers) for spec in specs}
 
     def gain(changed: MeasuredFleet, spec: str) -> float | None:
         try:
-            return 1.0 - changed.alone(spec) / seconds[spec]
+            return 1.0 - changed.alone(spec, workers) / seconds[spec]
         except (BadInput, RunFailed):
             return None
 
@@ -158,6 +162,7 @@ class Plan:
     evidence: Literal["enough", "thin", "none"]
     horizon: int
     assumptions: tuple[str, ...]
+    workers: Workers
     today: Choice
     best: Choice
     candidates: tuple[Choice, ...]
@@ -179,8 +184,7 @@ class Plan:
         """The strategy to run and its promised time, for :func:`anyk.train` and :meth:`save`."""
         best, today = self.best, self.today
         return Promise(
-            strategy=best.spec,
-            workers=self.fleet.workers,
+            strategy=Spec(best.spec),
             **values_of(self, *_PROMISED),
             **values_of(best, *_PROMISED_OF_THE_BEST),
             today=Today(today.spec, today.seconds_per_step, today.arrival),
@@ -220,7 +224,8 @@ def _plain(choice: Choice) -> ByName:
 def plan(
     source: Readable | DelayModel,
     *,
-    workers: int | None = None,
+    workers: int | tuple[int, int] | Workers | None = None,
+    partitions: int | None = None,
     today: str | None = None,
     slope: SecondsOrZero | None = None,
     other: Readable | None = None,
@@ -254,7 +259,9 @@ def plan(
     on the measured rounds, each with a learning rate of its own.
 
     ``source``: a source of :func:`anyk.fleet.read`, whose columns ``round``, ``worker``, ``seconds`` and ``unit`` may
-    be named, or a delay model of ``workers`` workers. ``today``: the strategy in
+    be named, or a delay model of ``workers`` workers. ``workers`` may be a range of which all workers were
+    measured, and ``partitions`` as for :func:`anyk.train`: only strategies that can follow it compete (default: those
+    of the run if the source is a run). ``today``: the strategy in
     use (default: the strategy of the run if the source is a run, else ``uncoded``). A task's seconds are a fixed part
     and ``slope`` (seconds for the whole data) times its load. The slope is given, or fitted to a second record,
     ``other``, at another load; else all of a task's time is assumed to be computing, and the plan also reports the
@@ -283,15 +290,17 @@ def plan(
     )
     reading: ByName = {"round": round, "worker": worker, "seconds": seconds, "unit": unit}
     record = _complete_record(source, workers, seed, reading)
+    fleet = _workers_of(record, workers, partitions)
     if today is None:
         today = record.strategy or "uncoded"
-        models = models if models > 1 else models_trained(build_strategy(today, workers=len(record.workers)))
+        models = models if models > 1 else models_trained(build_strategy(today, workers=fleet))
     inexact = (everything or goal is not None) and not exact
     unlimited = max_load is None
     if max_load is None:
         max_load = _usual_load(source, len(record.workers), slope)
     request = Request(
         today=today,
+        workers=fleet,
         max_load=max_load,
         memory=memory,
         models=models,
@@ -338,14 +347,12 @@ def _without_computing(law: DelayModel, max_load: float) -> str:
     )
 
 
-def _complete_record(source: Readable | DelayModel, workers: int | None, seed: int, reading: ByName) -> Record:
+def _complete_record(source: Readable | DelayModel, workers: WorkersGiven, seed: int, reading: ByName) -> Record:
     """Return the record of a source; raise BadInput if no plan can be made from it."""
     if isinstance(source, DelayModel):
-        record = sample_record(source, workers, seed)
-    elif workers is None:
-        record = read(source, **reading)
+        record = sample_record(source, None if workers is None else Workers.of(workers).most, seed)
     else:
-        raise BadInput("workers are for a delay law; a record knows its workers")
+        record = read(source, **reading)
     rounds, n = record.seconds.shape
     if rounds < LEAST_ROUNDS or n < 2:
         raise BadInput(f"a plan takes {LEAST_ROUNDS} rounds or more of 2 workers or more; got {rounds} x {n}")
@@ -363,6 +370,15 @@ def _complete_record(source: Readable | DelayModel, workers: int | None, seed: i
     return record
 
 
+def _workers_of(record: Record, workers: WorkersGiven, partitions: int | None) -> Workers:
+    """Return the workers to plan for: those given, else those of the run that was recorded, else those measured."""
+    measured = len(record.workers)
+    planned = Workers.of(workers or record.fleet or measured, partitions)
+    if planned.most != measured:
+        raise BadInput(f"a record knows its workers: it has {measured}, got {planned}")
+    return planned
+
+
 def _answer(
     request: Request,
     goal: Goal | None,
@@ -374,7 +390,7 @@ def _answer(
 ) -> Plan:
     """Return the plan for a request, made from the record of a source; ``other`` and ``slope``: see :func:`plan`."""
     fleet, assumptions, guessed = fleet_of(record, other, slope, reading["unit"])
-    causes = explain(record, today=request.today, seed=request.seed)
+    causes = explain(record, today=build_strategy(request.today, workers=request.workers), seed=request.seed)
     assumptions += _drift(causes)
     judged = Judgement(fleet, request, goal)
     assumptions += judged.omitted
@@ -391,6 +407,7 @@ def _answer(
         evidence=evidence,
         horizon=judged.horizon,
         assumptions=tuple(assumptions),
+        workers=request.workers,
         today=judged.today,
         best=judged.best,
         candidates=judged.candidates,
@@ -401,6 +418,7 @@ def _answer(
             costliest=costliest_first[0],
             named=named or costliest_first[:1],
             specs=(judged.today.spec, judged.best.spec),
+            workers=request.workers,
             seed=request.seed,
         ),
         probe=probe(judged.today, judged.others),

@@ -19,6 +19,7 @@ from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize
 from anyk.optimizers import Optimizer, Schedule
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import Problem, Tell
+from anyk.protocol import Workers
 from anyk.runs import Evaluate, train, usual_optimizer
 from anyk.runs.api import LIMIT
 
@@ -280,7 +281,7 @@ class Contest:
         steps = None
         if exact:  # it is trained as uncoded: the times of its steps are already known
             workers = strategy.layout.workers
-            strategy = build_candidate("uncoded", workers, 1, batch=batch_of(strategy))
+            strategy = build_candidate("uncoded", Workers(most=workers), 1, batch=batch_of(strategy))
             cluster = Simulated(workers, seed=seed)
             steps = max(1, min(LIMIT, round(seconds / self._pace[spec])))
         try:

@@ -19,6 +19,7 @@ from anyk.base.arrays import Flags, Floats, Indices
 from anyk.base.errors import BadInput, as_bad_input, needing
 from anyk.base.plain import ByName
 from anyk.delays import MOST, in_order, summarised
+from anyk.protocol import Workers
 
 PARTS = ("delay", "compute", "transport")  # of a worker's seconds, if stamps separate them
 
@@ -30,8 +31,8 @@ class Record:
     ``censored``: times that are lower bounds, because the worker was cancelled. ``workers`` and ``rounds`` are their
     names. ``load``: the share of the data that each worker computed. ``parts``: seconds spent on delay, compute or
     transport, and ``stages``: seconds in each pipeline stage, each of the shape of ``seconds``. ``remarks``: the
-    interpretation of the source. ``strategy``: the spec of the strategy in use, and ``driver``: the mean
-    seconds of a round besides the workers' times, if known. ``crowding``:
+    interpretation of the source. ``strategy``: the spec of the strategy in use, ``fleet``: the number or range of
+    workers of its run, and ``driver``: the mean seconds of a round besides the workers' times, if known. ``crowding``:
     the workers for each core that they share with the driver, at least 1.
 
     Raises :class:`~anyk.BadInput` for shapes that do not match, for times that are negative or infinite, and for
@@ -51,6 +52,7 @@ class Record:
     stages: Mapping[str, Floats] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     strategy: str | None = None
+    fleet: Workers | None = None
     driver: float | None = None
     crowding: float = 1.0
 
@@ -223,19 +225,21 @@ def joined(records: Sequence[Record]) -> Record:
     if len({record.load for record in records}) > 1:
         raise BadInput("records at different loads cannot be joined; plan with both of them instead")
     workers = in_order(name for record in records for name in record.workers)
-    remarks = list(dict.fromkeys(remark for record in records for remark in record.remarks))
-    if len(workers) > 1 and all(len(record.workers) == 1 for record in records):
+    rounds: tuple[int, ...] = ()
+    matched: tuple[str, ...] = ()
+    if _measured_at_once(records, workers):
         rows, rounds = _side_by_side(records, workers)
-        remarks.insert(0, f"{len(records)} sources of one worker each, matched by round")
+        matched = (f"{len(records)} sources of one worker each, matched by round",)
     else:
-        rows, rounds = _one_after_another(records), ()
+        rows = _one_after_another(records)
     size = len(rounds) or sum(map(len, rows)), len(workers)
+
+    columns = [np.array([workers.index(name) for name in record.workers]) for record in records]
 
     def joint(tables: Iterable[ArrayLike]) -> Floats:
         """Return one table of the records' tables, each at its rows and columns."""
         joined_table = np.full(size, np.nan)
-        for record, its_rows, table in zip(records, rows, tables, strict=True):
-            its_columns = np.array([workers.index(name) for name in record.workers])
+        for its_rows, its_columns, table in zip(rows, columns, tables, strict=True):
             joined_table[np.ix_(its_rows, its_columns)] = table
         return joined_table
 
@@ -246,8 +250,18 @@ def joined(records: Sequence[Record]) -> Record:
         rounds=rounds,
         load=records[0].load,
         parts={name: joint([record.parts[name] for record in records]) for name in _common_parts(records)},
-        remarks=tuple(remarks),
+        remarks=(*matched, *_all_remarks(records)),
     )
+
+
+def _all_remarks(records: Sequence[Record]) -> list[str]:
+    """Return the remarks of all records, each once."""
+    return list(dict.fromkeys(remark for record in records for remark in record.remarks))
+
+
+def _measured_at_once(records: Sequence[Record], workers: Sequence[int | str]) -> bool:
+    """Return whether records are of one worker each, and of different workers."""
+    return len(workers) > 1 and all(len(record.workers) == 1 for record in records)
 
 
 def _common_parts(records: Sequence[Record]) -> list[str]:

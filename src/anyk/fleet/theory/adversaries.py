@@ -120,7 +120,7 @@ def adversarial_threshold(
     Threshold(stragglers=3, found='exact', lost=(0, 1, 2), error=0.3333333333333333)
     """
     best = Threshold(None, "random" if knows == "nothing" else "search")
-    low, high = -1, code.workers
+    low, high = -1, code.workers  # low stragglers do not reach the error; high ones do, or are all workers
     while high - low > 1:  # errors grow with the number of stragglers
         middle = (low + high) // 2
         lost: tuple[int, ...] = ()
@@ -133,7 +133,7 @@ def adversarial_threshold(
             best, high = best._replace(stragglers=middle, lost=lost, error=reached), middle
         else:
             low = middle
-    if knows == "code" and _none_do(code, low, error, method(decoder)):
+    if knows == "code" and _none_reaches(code, low, error, method(decoder)):
         return best._replace(found="exact")
     return best
 
@@ -141,11 +141,11 @@ def adversarial_threshold(
 def threshold_bound(code: Code, error: float) -> int | None:
     """Return a lower bound of :func:`adversarial_threshold` from the second singular value, with least squares.
 
-    For rows of sum w, columns of sum c and second singular value s, r replies with the best common weight have an error
-    per partition of at most ``s^2 f / (w c r + s^2 f)``; hence ``f >= n e w c / (e w c + (1 - e) s^2)`` for an error e
-    (derived here). Of square 0/1 codes with the same w a symmetric block design, if it exists, has the least s and
-    the largest bound, which it attains (Kadhe, Koyluoglu and Ramchandran 2019 state such a bound). None for a code
-    whose rows or columns differ in sum.
+    Let rows have the sum w, columns the sum c, and let s be the second singular value. Without f of the n workers, the
+    other r replies with the best common weight have an error per partition of at most ``s^2 f / (w c r + s^2 f)``;
+    hence ``f >= n e w c / (e w c + (1 - e) s^2)`` for an error e (derived here). Of square 0/1 codes with the same w a
+    symmetric block design, if it exists, has the least s and the largest bound, which it attains (Kadhe, Koyluoglu and
+    Ramchandran 2019 state such a bound). None for a code whose rows or columns differ in sum.
 
     >>> import anyk
     >>> [threshold_bound(anyk.code("bibd", workers=31), error) for error in (0.1, 0.2)]
@@ -154,8 +154,8 @@ def threshold_bound(code: Code, error: float) -> int | None:
     rows, columns = (np.asarray(code.encoding.sum(axis=axis)).ravel() for axis in (1, 0))
     if code.messages > 1 or code.blocks > 1 or np.ptp(rows) > 1e-9 or np.ptp(columns) > 1e-9:
         return None
-    first = error * float(rows[0] * columns[0])
-    return ceil(code.workers * first / (first + (1.0 - error) * second_singular(code.encoding) ** 2) - 1e-9)
+    ewc = error * float(rows[0] * columns[0])
+    return ceil(code.workers * ewc / (ewc + (1.0 - error) * second_singular(code.encoding) ** 2) - 1e-9)
 
 
 def _median_error(code: Code, stragglers: int, how: Method, sets: int, seed: int) -> float:
@@ -168,14 +168,14 @@ def _median_error(code: Code, stragglers: int, how: Method, sets: int, seed: int
     return sorted(squares, reverse=True)[(sets - 1) // 2]
 
 
-def _none_do(code: Code, most: int, error: float, how: Method) -> bool:
+def _none_reaches(code: Code, most: int, error: float, how: Method) -> bool:
     """Return whether it is certain that no set of up to ``most`` stragglers reaches the error."""
     if most < 0:
         return True
-    incremental = isinstance(how, Own) and code.messages == 1
+    bounded = isinstance(how, Own) and code.messages == 1  # a closed form is for the own decoder
     monotone = is_optimal(code, how)  # more stragglers never help such a decoder, so that fewer need no check
     for stragglers in [most] if monotone else range(most, -1, -1):
-        bound = code.worst_error(stragglers) if incremental else None
+        bound = code.worst_error(stragglers) if bounded else None
         if bound is not None and bound[0] / code.partitions < error - _ROUNDING:
             continue
         if not is_exhaustive(code, stragglers, how):

@@ -42,8 +42,8 @@ def async_factor(gamma: float, fresh: float) -> float:
 def fresh_share(kind: str, k: int, workers: int) -> float:
     """Return the share of gradients that are not stale, under identical exponential delays of all workers.
 
-    ``async`` 1/n, ``k-async`` k/n; ``k-batch-async``, whose r-th gradient of a step is fresh with chance
-    ``1 - (1 - 1/n)^r``, their mean over r = 1, …, k.
+    For ``async`` it is 1/n, for ``k-async`` k/n. The r-th gradient of a step of ``k-batch-async`` is fresh with
+    chance ``1 - (1 - 1/n)^r``; the share is the mean of these chances over r = 1, …, k. Other kinds have no stale ones.
 
     >>> fresh_share("async", 1, 8), fresh_share("k-batch-async", 4, 8)
     (0.125, 0.27581787109375)

@@ -162,17 +162,19 @@ def mnist_idx(*, test: Fraction = 0.2, seed: int = 0, max_gb: float | None = Non
         check_input_file(file)
         parts = [file]
     else:
-        stems = ([file / f"{part}-images{sign}idx3-ubyte" for sign in "-."] for part in ("train", "t10k"))
+        stems = ([file / f"{subset}-images{sign}idx3-ubyte" for sign in "-."] for subset in ("train", "t10k"))
         parts = [images for images in map(_plain_or_gz, stems) if images is not None]
         if not parts:
             raise BadInput(
                 f"folder {file} holds neither train-images-idx3-ubyte nor t10k-images-idx3-ubyte (.gz or not)"
             )
-    images = [_read_idx(part, 3, max_gb) for part in parts]
-    labels = [_read_idx(_labels_of(part), 1, max_gb) for part in parts]
-    for part, pixels, own in zip(parts, images, labels, strict=True):
-        if len(pixels) != len(own):
-            raise BadInput(f"{part} holds {len(pixels)} images but its labels file {len(own)} labels; they must agree")
+    images = [_read_idx(subset, 3, max_gb) for subset in parts]
+    labels = [_read_idx(_labels_of(subset), 1, max_gb) for subset in parts]
+    for subset, pixels, digits in zip(parts, images, labels, strict=True):
+        if len(pixels) != len(digits):
+            raise BadInput(
+                f"{subset} holds {len(pixels)} images but its labels file {len(digits)} labels; they must agree"
+            )
     if len({pixels.shape[1:] for pixels in images}) > 1:
         raise BadInput(f"the training and test images in {file} are of different sizes")
     X = [np.column_stack([i.reshape(len(i), i[0].size) / 255, np.ones(len(i))]) for i in images]

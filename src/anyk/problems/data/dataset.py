@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -101,11 +102,7 @@ def load(spec: str, *, file: str | Path | None = None, progress: Tell | None = t
     if name == "shards":
         raise BadInput("shards stay in their files, so there are no arrays to load; see anyk.data.Shards")
     parameters = inspect.signature(sources.entry(name).build).parameters
-    if "file" not in parameters:
-        if file is not None:
-            raise BadInput(f"data set '{name}' takes no file, got '{file}'; to read your own use the data set 'file'")
-    elif file is None and parameters["file"].default is inspect.Parameter.empty:
-        raise BadInput(f"data set '{name}' needs a file; give it with --data-file (in Python: file=...)")
+    _check_file_needed(name, parameters, file)
     arguments = {"file": None if file is None else Path(file).expanduser(), "progress": progress}
     try:
         data = sources.build(spec, **{key: value for key, value in arguments.items() if key in parameters})
@@ -116,13 +113,27 @@ def load(spec: str, *, file: str | Path | None = None, progress: Tell | None = t
             f"data set '{name}' returned {type(data).__name__}, not a Dataset; anyk.problems.data.assemble makes one"
         )
     if progress is not None and data.task == "binary" and (data.y_test == data.y_test[0]).all():
-        only = data.classes[int(data.y_test[0] > 0)]
-        rows = "1 held-out row is" if len(data.y_test) == 1 else f"{len(data.y_test)} held-out rows are"
-        progress(
-            f"the {rows} of one class ('{only}'), so their AUC is not defined (nan); hold out more rows (test=) or "
-            "split by another seed="
-        )
+        progress(_of_one_class(data))
     return replace(data, name=spec.strip())
+
+
+def _check_file_needed(name: str, parameters: Mapping[str, inspect.Parameter], file: str | Path | None) -> None:
+    """Raise BadInput if the source ``name`` needs a file and none is given, or takes none."""
+    if "file" not in parameters:
+        if file is not None:
+            raise BadInput(f"data set '{name}' takes no file, got '{file}'; to read your own use the data set 'file'")
+    elif file is None and parameters["file"].default is inspect.Parameter.empty:
+        raise BadInput(f"data set '{name}' needs a file; give it with --data-file (in Python: file=...)")
+
+
+def _of_one_class(data: Dataset) -> str:
+    """Return a remark on held-out rows that are all of one class."""
+    only = data.classes[int(data.y_test[0] > 0)]
+    rows = "1 held-out row is" if len(data.y_test) == 1 else f"{len(data.y_test)} held-out rows are"
+    return (
+        f"the {rows} of one class ('{only}'), so their AUC is not defined (nan); hold out more rows (test=) or "
+        "split by another seed="
+    )
 
 
 def assemble(
@@ -137,9 +148,18 @@ def assemble(
 ) -> Dataset:
     """Return a data set with the fraction ``test`` of its rows held out; ``seed`` selects them and shuffles all.
 
-    If there are separate test rows, ``X_test``, whose targets are the last of ``y``, no others are held out.
+    ``X``, ``y`` and ``classes`` are as in :class:`Dataset`, but ``y`` may be of whole numbers. If there are separate
+    test rows, ``X_test``, whose targets are the last of ``y``, no others are held out. Raises BadInput for arrays that
+    do not go together, and for targets that the task does not have.
+
+    >>> assemble(np.eye(4), np.array([0, 1, 2, 1]), "multiclass", ("red", "green", "blue"), test=0.25, seed=0).classes
+    ('red', 'green', 'blue')
     """
+    for name, part in (("X", X), ("X_test", X if X_test is None else X_test)):
+        if len(part.shape) != 2:
+            raise BadInput(f"{name} of a data set must be of shape (rows, features), got {part.shape}")
     rows, features = X.shape
+    y = _checked_target(y, rows + (0 if X_test is None else X_test.shape[0]), task, classes)
     if not features:
         raise BadInput("a data set needs at least 1 column beside the target, got none")
     if X_test is None:
@@ -150,6 +170,22 @@ def assemble(
     if task != "regression" and (y_train == y_train[0]).all():
         raise BadInput("all training rows are of one class; hold out fewer rows (test=) or split by another seed=")
     return Dataset("", task, _canonical(X), y_train, _canonical(X_test), y_test, classes)
+
+
+def _checked_target(y: Any, rows: int, task: Task, classes: tuple[str, ...]) -> Floats:
+    """Return targets as float64; raise BadInput unless there is one a row, of the task and its classes."""
+    y = np.asarray(y)
+    if y.shape != (rows,) or y.dtype.kind not in "fiub":
+        raise BadInput(f"y of a data set must be numbers of shape ({rows},), one a row, got {y.dtype} of {y.shape}")
+    if not isinstance(classes, tuple) or not all(isinstance(name, str) for name in classes):
+        raise BadInput(f"classes of a data set must be their names, a tuple of texts, got {classes!r}")
+    if task != "regression":
+        known = (-1, 1) if task == "binary" else range(len(classes))
+        if (wrong := y[~np.isin(y, known)]).size:
+            numbers = f"the number of one of its {len(classes)} classes, from 0" if task == "multiclass" else "-1 or 1"
+            raise BadInput(f"y of a data set for task={task} must be {numbers}, got {wrong[0]:g}")
+    targets: Floats = y.astype(np.float64, copy=False)
+    return targets
 
 
 @typed
@@ -187,19 +223,27 @@ def read_target(values: Array, task: Task | Literal["auto"], where: str) -> tupl
     20 different values that occur at least twice on average. Any other target is for regression. Classes are numbered
     in the order of their values. ``where`` names the target in errors.
     """
-    text = values.dtype.kind not in "fiub"
+    is_text = values.dtype.kind not in "fiub"
     labels, codes = np.unique(values, return_inverse=True)
-    whole = text or bool((labels == np.floor(labels)).all())
-    few = len(labels) <= min(MOST_CLASSES, len(values) / 2)
     if task == "auto":
-        task = "binary" if len(labels) <= 2 else "multiclass" if text or (whole and few) else "regression"
+        few = len(labels) <= min(MOST_CLASSES, len(values) / 2)
+        classes = is_text or (few and _all_whole(labels))
+        task = "binary" if len(labels) <= 2 else "multiclass" if classes else "regression"
     if task == "regression":
-        if text:
+        if is_text:
             raise BadInput(
                 f"{where} holds text, such as '{labels[0]}', but regression needs numbers; use task=multiclass"
             )
         return values.astype(float), task, ()
-    if not text and merged(labels):
+    _check_labels(labels, task, where)
+    y = codes.astype(float)
+    return 2 * y - 1 if task == "binary" else y, task, tuple(map(_label_text, labels))
+
+
+def _check_labels(labels: Array, task: Task, where: str) -> None:
+    """Raise BadInput if different labels, numbers or text, are no classes of the task."""
+    numbers = labels.dtype.kind in "fiub"
+    if numbers and merged(labels):
         raise BadInput(
             f"{where} holds labels such as {labels[np.abs(labels).argmax()]:.0f}, and numbers of that size cannot be "
             "told apart; save labels as text"
@@ -210,11 +254,13 @@ def read_target(values: Array, task: Task | Literal["auto"], where: str) -> tupl
         )
     if task == "binary" and len(labels) > 2:
         raise BadInput(f"{where} has {len(labels)} different values but task=binary needs two; use task=multiclass")
-    if task == "multiclass" and not whole:
+    if task == "multiclass" and numbers and not _all_whole(labels):
         broken = labels[labels != np.floor(labels)][0]
         raise BadInput(f"{where} holds fractions, such as {broken:g}, which are not classes; use task=regression")
-    y = codes.astype(float)
-    return 2 * y - 1 if task == "binary" else y, task, tuple(map(_label_text, labels))
+
+
+def _all_whole(numbers: Array) -> bool:
+    return bool((numbers == np.floor(numbers)).all())
 
 
 def _label_text(value: Any) -> str:
@@ -268,8 +314,8 @@ class Dirichlet:
         used, partitions = np.zeros_like(counts), []
         for j, (a, b) in enumerate(pairwise(ends.tolist())):
             amounts = _sample_amounts(self.alpha, counts - used, b - a, generator(self.seed, "dirichlet", j))
-            own = [rows[c][used[c] : used[c] + number] for c, number in enumerate(amounts.tolist())]
-            partitions.append(np.sort(np.concatenate(own)))
+            taken = [rows[c][used[c] : used[c] + number] for c, number in enumerate(amounts.tolist())]
+            partitions.append(np.sort(np.concatenate(taken)))
             used += amounts
         return np.concatenate(partitions).astype(np.intp)
 

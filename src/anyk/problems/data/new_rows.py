@@ -107,17 +107,17 @@ def write_predictions(
         _write_beside_parquet(file, out, predictions)
         return
     rows = len(next(iter(predictions.values())))
-    with _open_out(out) as text:
+    with _open_out(out) as stream:
         cells: Iterable[Sequence[str]] = ([] for _ in range(rows))
         header: list[str] | None = []
         if kind == ".csv":
             header, cells = _read_cells(file, allowed, rows)
-        writer = csv.writer(text, lineterminator="\n")
+        writer = csv.writer(stream, lineterminator="\n")
         if header is not None:
             _check_names(header, predictions, file)
             writer.writerow([*header, *predictions])
-        for own, *values in zip(cells, *(column.tolist() for column in predictions.values()), strict=True):
-            writer.writerow([*own, *values])
+        for row_cells, *values in zip(cells, *(column.tolist() for column in predictions.values()), strict=True):
+            writer.writerow([*row_cells, *values])
 
 
 def check_out(file: Path, out: Path | None, *, format: str | None = None) -> None:
@@ -144,8 +144,8 @@ def _check_names(names: Iterable[str], added: Iterable[str], file: Path) -> None
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
     """Yield the path of a file that replaces ``out`` when it is complete; raise BadInput if that fails."""
-    with as_bad_input(f"'{out}' cannot be written"), replacing(out) as part:
-        yield part
+    with as_bad_input(f"'{out}' cannot be written"), replacing(out) as unfinished:
+        yield unfinished
 
 
 @contextmanager
@@ -153,16 +153,16 @@ def _open_out(out: Path | None) -> Iterator[IO[str]]:
     if out is None:
         yield sys.stdout
         return
-    with _replacing(out) as part, part.open("w", encoding="utf-8", newline="") as text:
-        yield text
+    with _replacing(out) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as stream:
+        yield stream
 
 
 def _read_cells(file: Path, allowed: Limit, rows: int) -> tuple[list[str] | None, Iterator[Sequence[str]]]:
     """Return the header of a CSV file with this number of rows, None if it has no header, and the cells of its rows."""
 
     def read() -> Iterator[Sequence[str]]:
-        with open_text(file, allowed) as text:
-            for columns in cell_chunks(text, file):
+        with open_text(file, allowed) as stream:
+            for columns in cell_chunks(stream, file):
                 yield from zip(*columns, strict=True)
 
     cells = read()
@@ -189,5 +189,5 @@ def _write_beside_parquet(file: Path, out: Path | None, predictions: Mapping[str
         writer.writerows(zip(*columns, strict=True))
         return
     sentence = f"the columns of {shown(file.name)} cannot be written to '{out}'"
-    with as_bad_input(sentence, pyarrow.ArrowException), _replacing(out) as part:
-        (parquet.write_table if out.suffix.lower() == ".parquet" else arrow_csv.write_csv)(table, part)
+    with as_bad_input(sentence, pyarrow.ArrowException), _replacing(out) as unfinished:
+        (parquet.write_table if out.suffix.lower() == ".parquet" else arrow_csv.write_csv)(table, unfinished)

@@ -59,10 +59,10 @@ def map_in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> lis
                 process.stdin.close()
                 process.stdin = None
             for i, process in enumerate(processes):
-                message, own = msgspec.msgpack.decode(process.communicate()[0], type=_Results)
+                message, sent = msgspec.msgpack.decode(process.communicate()[0], type=_Results)
                 if message is not None:
                     raise BadInput(message)
-                results[i::number] = own
+                results[i::number] = sent
     except (BrokenPipeError, msgspec.DecodeError):
         raise RunFailed("a process that reads the data has ended before it was done; see its message above") from None
     return results

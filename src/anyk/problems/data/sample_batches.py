@@ -94,11 +94,11 @@ class Samples:
         """
         size = last - first if rows is None else len(rows)
         for a, b in pairwise(even_ends(size, most or size)):
-            own = rows
+            own_rows = rows
             if b - a < size:
-                own = np.arange(a, b) if rows is None else rows[a:b]
+                own_rows = np.arange(a, b) if rows is None else rows[a:b]
             places = slice(first + a, first + b) if rows is None else rows[a:b] + first
-            yield SampleBatch(self.batch(places, key), b - a, first + a, own, self.weights_of(places))
+            yield SampleBatch(self.batch(places, key), b - a, first + a, own_rows, self.weights_of(places))
 
     def weights_of(self, rows: Rows) -> Floats | None:
         """Return the weights of consecutive samples, or of those with sorted numbers; None if all are equal."""
@@ -188,7 +188,7 @@ class ArrayRanges(Samples):
             else:
                 inside = rows[(start <= rows) & (rows < start + arrays[0].shape[0])] - start
             parts.append([array[inside] for array in arrays[columns]])
-        parts = [part for part in parts if part[0].shape[0]] or parts[:1]
+        parts = [block for block in parts if block[0].shape[0]] or parts[:1]
         return list(map(stacked, zip(*parts, strict=True)))
 
 
@@ -234,8 +234,8 @@ class PartitionSamples(NamedTuple):
 
     def parts(self, most: int | None, key: int = 0) -> Iterator[SampleBatch]:
         """Yield the samples in batches of at most ``most``."""
-        for part in self.data.parts(self.first, self.last, self.rows, most=most, key=key):
-            yield part if self.alike is None else part._replace(weights=np.full(part.size, self.alike))
+        for batch in self.data.parts(self.first, self.last, self.rows, most=most, key=key):
+            yield batch if self.alike is None else batch._replace(weights=np.full(batch.size, self.alike))
 
     def batch(self, places: Index, key: int) -> Batch:
         """Return the samples at these places among them."""

@@ -144,8 +144,8 @@ def _encode_head(make: Make, piece: int) -> bytes:
 
     ``piece`` is the number that :func:`map_in_processes` passes.
     """
-    first, again, other = (_encode_samples(make, _HEAD, _seed(key, 0)) for key in (0, 0, 1))
-    if first != again:
+    first, repeated, other = (_encode_samples(make, _HEAD, _seed(key, 0)) for key in (0, 0, 1))
+    if first != repeated:
         raise BadInput(f"the stream returned different samples when called again with the same seed; {_ADVICE}")
     if first == other:
         raise BadInput(
@@ -168,9 +168,9 @@ def _encode_samples(make: Make, count: int, seed: int) -> bytes:
 def _as_plain(value: Any) -> object:
     """Return a sample as plain data: tuples as lists, other values as a mapping whose keys show their kind."""
     if isinstance(value, Mapping):
-        return {"keys": list(value), "values": [_as_plain(part) for part in value.values()]}
+        return {"keys": list(value), "values": [_as_plain(element) for element in value.values()]}
     if isinstance(value, (tuple, list)):
-        return [_as_plain(part) for part in value]
+        return [_as_plain(element) for element in value]
     if type(value) in (bool, int, float, str):  # not NumPy's float64, a subclass of float
         return {"value": value}
     tensor = hasattr(value, "detach")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -155,18 +155,10 @@ def from_file(
     stated = None if format == "auto" else format
     extension = extension_of(file, stated)
     reader = _READERS[extension]
-    svmlight, refused = reader is _svmlight, ""
+    svmlight = reader is _svmlight
     cells = Settings(tuple(missing.split("|")) if missing else (), numbers, dates, text)
     of_tables = {"target": target, "columns": columns, "drop": drop, "numbers": numbers, "dates": dates, "text": text}
-    given = [name for name, value in (of_tables | {"missing": missing}).items() if value]
-    if given and reader not in (_csv, _parquet):
-        value = of_tables.get(given[0], missing)
-        shown_value = value if isinstance(value, str) else "/".join(value or ())
-        refused = f"{given[0]}={shown_value} is for CSV and Parquet files"
-    elif header != "auto" and reader is not _csv:
-        refused = f"header={header} is for CSV files"
-    if refused:
-        raise BadInput(f"{refused}, but {shown(file)} is {extension[1:]}, which names its own; drop it")
+    _check_formats(file, extension, of_tables | {"missing": missing}, header)
     if fill is not None and svmlight:
         raise BadInput(f"fill={fill} is for CSV, Parquet and npz; what {shown(file)} leaves out is 0, not missing")
     has_names = None if header == "auto" else header == "yes"
@@ -201,6 +193,18 @@ def from_file(
     encoding = replace(content.encoding, words=content.y.dtype.kind not in "fiub", format=stated)
     standardize = intercept and not svmlight
     return replace(data, intercept=intercept, standardize=standardize, encoding=encoding, summary=summary)
+
+
+def _check_formats(file: Path, extension: str, of_tables: dict[str, str | tuple[str, ...] | None], header: str) -> None:
+    """Raise BadInput for a setting ``of_tables``, of CSV and Parquet, or ``header``, of CSV, with another format."""
+    reader, refused = _READERS[extension], ""
+    name, value = next(((name, value) for name, value in of_tables.items() if value), ("", None))
+    if value and reader not in (_csv, _parquet):
+        refused = f"{name}={value if isinstance(value, str) else '/'.join(value)} is for CSV and Parquet files"
+    elif header != "auto" and reader is not _csv:
+        refused = f"header={header} is for CSV files"
+    if refused:
+        raise BadInput(f"{refused}, but {shown(file)} is {extension[1:]}, which names its own; drop it")
 
 
 def extension_of(file: Path, stated: str | None = None, *, otherwise: str | None = None) -> str:
@@ -337,42 +341,40 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
             f"{shown(file)} has {rows_text(table.rows)} and {len(names)} column{'s' * (len(names) != 1)} (separated by "
             "commas); a target, a feature and two rows are the least"
         )
-    place, how = target_column(names, file, settings.target)
-    where = f"column '{shown(names[place])}' of {shown(file)}"
+    target, how = target_column(names, file, settings.target)
+    where = f"column '{shown(names[target])}' of {shown(file)}"
     kinds = _kinds(table, file, settings.cells)
-    features, left_out = _features(table, file, settings, place)
+    features, left_out = _features(table, file, settings, target)
     if settings.target is None:
         how += _other_label([names[i] for i in features])
-    remarks = (f"label '{shown(names[place])}'{how}", *remarks, *left_out)
+    remarks = (f"label '{shown(names[target])}'{how}", *remarks, *left_out)
     table.check_readable(
-        [i for i in (place, *features) if kinds.get(i) != "date" or table.columns[i].dtype.kind == "f"], file
+        [i for i in (target, *features) if kinds.get(i) != "date" or table.columns[i].dtype.kind == "f"], file
     )
     y = _target(
-        without_missing(table.columns[place], settings.cells.missing), kinds.get(place), names[place], where, settings
+        without_missing(table.columns[target], settings.cells.missing),
+        kinds.get(target),
+        names[target],
+        where,
+        settings,
     )
-    _notice_missing(shown(names[place]), y, file, settings, remedy="leave out these rows if it does")
+    _notice_missing(shown(names[target]), y, file, settings, remedy="leave out these rows if it does")
     described, values = [], []
     for i in features:
         column, cells = _read_column(table, i, kinds.get(i), file, settings)
         described.append(column)
         values.append(cells)
-    for column in described:
-        if column.date:
-            remarks += (f"'{shown(column.name)}' as days since 1970-01-01",)
-        elif column.unit is not None:
-            remarks += (f"'{shown(column.name)}' as numbers" + f" (in '{shown(column.unit)}')" * bool(column.unit),)
+    remarks += tuple(_conversions(described))
     rows: Any = slice(None)
     if settings.fill is None:
-        for column, cells in zip(described, values, strict=True):
-            if cells.dtype.kind == "f":
-                check_complete(cells, f"column '{shown(column.name)}' of {shown(file)}", " (fill=median)")
+        _check_numbers_complete(described, values, file)
     else:
         rows = split_rows(table.rows, settings.test, settings.seed)[0]
         numbers = [cells for cells in values if cells.dtype.kind == "f"]
         if gaps := sum(int(missing_values(cells).sum()) for cells in numbers):
             remarks += (f"{gaps:,} missing value{'s' * (gaps != 1)} filled in by {settings.fill}",)
     columns = Encoding.fitted(described, values, rows, settings.fill, shown(file))
-    encoding = Encoding(columns, table.header, label=names[place], missing=settings.cells.missing)
+    encoding = Encoding(columns, table.header, label=names[target], missing=settings.cells.missing)
     plain_columns = tuple(replace(column, date=False, unit=None) for column in columns)  # as values are read already
     for i, column, cells in zip(features, columns, values, strict=True):
         if column.categories:
@@ -395,11 +397,26 @@ def _kinds(table: Table, file: Path, cells: Settings) -> dict[int, Kind]:
         ("text", "text", cells.text),
     )
     for setting, kind, wanted in stated:
-        for place in places_named(wanted, table.names, file, setting):
-            if place in kinds:
-                raise BadInput(f"column '{shown(table.names[place])}' is named by two of numbers, dates and text")
-            kinds[place] = kind
+        for index in places_named(wanted, table.names, file, setting):
+            if index in kinds:
+                raise BadInput(f"column '{shown(table.names[index])}' is named by two of numbers, dates and text")
+            kinds[index] = kind
     return kinds
+
+
+def _conversions(columns: Sequence[Column]) -> Iterator[str]:
+    """Yield a remark on each column that is converted to numbers."""
+    for column in columns:
+        if column.date:
+            yield f"'{shown(column.name)}' as days since 1970-01-01"
+        elif column.unit is not None:
+            yield f"'{shown(column.name)}' as numbers" + f" (in '{shown(column.unit)}')" * bool(column.unit)
+
+
+def _check_numbers_complete(columns: Sequence[Column], values: Sequence[Array], file: Path) -> None:
+    for column, cells in zip(columns, values, strict=True):
+        if cells.dtype.kind == "f":
+            check_complete(cells, f"column '{shown(column.name)}' of {shown(file)}", " (fill=median)")
 
 
 def _features(table: Table, file: Path, settings: _FileSettings, target: int) -> tuple[list[int], list[str]]:
@@ -407,11 +424,7 @@ def _features(table: Table, file: Path, settings: _FileSettings, target: int) ->
     names, remarks = table.names, list[str]()
     dropped = places_named(settings.drop, names, file, "drop")
     chosen = places_named(settings.columns or (), names, file, "columns")
-    for setting, places in (("drop", dropped), ("columns", chosen)):
-        if target in places:
-            raise BadInput(f"column '{shown(names[target])}' is the target; leave it out of {setting}")
-    if both := [names[i] for i in chosen if i in dropped]:
-        raise BadInput(f"column '{shown(both[0])}' is named by columns and by drop; leave one out")
+    _check_selection(names, target, dropped=dropped, chosen=chosen)
     if dropped:
         remarks.append(f"without {listed([names[i] for i in dropped])}")
     features = []
@@ -429,14 +442,28 @@ def _features(table: Table, file: Path, settings: _FileSettings, target: int) ->
         features.append(i)
     if not features:
         raise BadInput(f"{shown(file)} has no columns to learn from beside the target")
-    used = [names[i] for i in (*features, target)]
-    if repeated := next((name for name in used if used.count(name) > 1), None):
+    _check_names_differ(names, (*features, target), file)
+    return features, remarks
+
+
+def _check_selection(names: Sequence[str], target: int, *, dropped: list[int], chosen: list[int]) -> None:
+    """Raise BadInput if the settings drop and columns name the target, or a column both."""
+    for setting, places in (("drop", dropped), ("columns", chosen)):
+        if target in places:
+            raise BadInput(f"column '{shown(names[target])}' is the target; leave it out of {setting}")
+    if both := [names[i] for i in chosen if i in dropped]:
+        raise BadInput(f"column '{shown(both[0])}' is named by columns and by drop; leave one out")
+
+
+def _check_names_differ(names: Sequence[str], used: Sequence[int], file: Path) -> None:
+    """Raise BadInput if two of the columns that are ``used`` have the same name."""
+    used_names = [names[i] for i in used]
+    if repeated := next((name for name in used_names if used_names.count(name) > 1), None):
         others = [i for i, name in enumerate(names) if name == repeated]
         raise BadInput(
             f"{shown(file)} has {len(others)} columns '{shown(repeated)}'; rename them, or leave all but one out by "
             f"number (drop={others[-1]})"
         )
-    return features, remarks
 
 
 def _target(y: Array, kind: Kind | None, name: str, where: str, settings: _FileSettings) -> Array:
@@ -463,12 +490,12 @@ def _target(y: Array, kind: Kind | None, name: str, where: str, settings: _FileS
 
 
 def _read_column(
-    table: Table, place: int, kind: Kind | None, file: Path, settings: _FileSettings
+    table: Table, index: int, kind: Kind | None, file: Path, settings: _FileSettings
 ) -> tuple[Column, Array]:
     """Return the description of a column to learn from, and its values: numbers, or text with None if missing."""
-    name = table.names[place]
+    name = table.names[index]
     where = f"column '{shown(name)}' of {shown(file)}"
-    cells = without_missing(table.columns[place], settings.cells.missing)
+    cells = without_missing(table.columns[index], settings.cells.missing)
     if kind == "date":
         return Column(name, date=True), read_dates(cells, where)
     if kind == "number":
@@ -541,17 +568,17 @@ def places_named(wanted: Sequence[str], names: Sequence[str], file: Path | str, 
     numbered = {str(i): i % len(names) for i in range(-len(names), len(names))}
     places = []
     for one in wanted:
-        found = [i for i, name in enumerate(names) if name == one]
-        if len(found) > 1:
+        indices = [i for i, name in enumerate(names) if name == one]
+        if len(indices) > 1:
             raise BadInput(
-                f"{shown(file)} has {len(found)} columns '{shown(one)}'; in {setting} give their numbers, "
-                f"{' or '.join(map(str, found))}"
+                f"{shown(file)} has {len(indices)} columns '{shown(one)}'; in {setting} give their numbers, "
+                f"{' or '.join(map(str, indices))}"
             )
-        if not found and one in numbered:
-            found = [numbered[one]]
-        if not found:
+        if not indices and one in numbered:
+            indices = [numbered[one]]
+        if not indices:
             raise BadInput(f"{shown(file)} has no column '{shown(one)}' for {setting}; {column_hint(one, names)}")
-        places += found
+        places += indices
     return list(dict.fromkeys(places))
 
 
@@ -580,13 +607,13 @@ def target_column(names: Sequence[str], file: Path | str, target: str | None) ->
             )
         return names.index(target), ""
     try:
-        place = int(target)
+        index = int(target)
     except ValueError:
         raise BadInput(
             f"{shown(file)} has no column '{shown(target)}' for the target; {column_hint(target, names)}"
         ) from None
-    if not -len(names) <= place < len(names):
+    if not -len(names) <= index < len(names):
         raise BadInput(
-            f"{shown(file)} has {len(names)} columns, so target is a number from 0 to {len(names) - 1}, got {place}"
+            f"{shown(file)} has {len(names)} columns, so target is a number from 0 to {len(names) - 1}, got {index}"
         )
-    return place % len(names), ""
+    return index % len(names), ""

@@ -17,7 +17,7 @@ from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of
 from anyk.problems.data.sample_batches import Samples
-from anyk.problems.given import ANEW, GivenArrays
+from anyk.problems.given import ANEW
 from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of, sums_of
 from anyk.problems.jax.model_loss import SEED, Averages, JaxNetwork, names_of, seed_for, seed_of
@@ -51,7 +51,7 @@ from anyk.problems.network_problem import (
 from anyk.problems.replicas import adds_up, model_like, not_a_sum, nudge_signs, trial_groups, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, Computing, Watch, compare_copies, other_numbers
+from anyk.problems.watch import DATA, CodeWatch, Computing, compare_copies, other_numbers
 
 if TYPE_CHECKING:
     from readjax import Source
@@ -178,27 +178,19 @@ class JaxProblem(NetworkProblem):
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
         self.dtype, self.dimension = self._initial.dtype, self._initial.size
         self.shapes = self._network.shapes
-        self.changing_values: Values = Values(values or {})
-        if reserved := sorted({"key", "state", "train"}.intersection(self.changing_values.names)):
-            raise BadInput(f"'{reserved[0]}' is a name that the loss's own arguments have; call the value otherwise")
+        self.changing_values: Values = _values_of(values)
         self._network.take_values(self.changing_values.names)
         initial = self.changing_values.build(self.changing_values.initial)
         self._held = Held(model.fixed, _state_of(state, self._network), initial)
-        if workers == "numpy" and self.changing_values.names:
-            raise BadInput("workers='numpy' compute with constants, and values change; leave out one of them")
-        if workers == "numpy" and (self._network.random or platform != "cpu"):
-            raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
+        if workers == "numpy":
+            _check_without_jax(self._network, self.changing_values, platform)
         samples = data_of(data, "the data", self.dtype)
         self._set_samples(samples, None if held_out is None else data_of(held_out, "held_out", self.dtype))
         if workers == "numpy" and not self._data.in_memory:
             raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
         self._set_weights(weights, held_out_weights, sampling)
         self._given_weights = weights
-        self._given_arrays = GivenArrays()
-        self._given_arrays.add(DATA, data, self._data.arrays)
-        self._given_arrays.add("held_out", held_out, () if self._held_out is None else self._held_out.arrays)
-        self._given_arrays.add(f"{DATA}'s weights", weights, ())
-        self._given_arrays.add("held_out_weights", held_out_weights, ())
+        self._note_given(data, held_out, weights, held_out_weights)
         if self._weighted:
             self._check_weighted(reduction)
         remark = self._try(self._data, "the data")
@@ -262,10 +254,6 @@ class JaxProblem(NetworkProblem):
                     mean=network.mean,
                 )
 
-    @property
-    def _weighted(self) -> bool:
-        return any(data is not None and data.weights is not None for data in (self._data, self._held_out))
-
     def _check_weighted(self, reduction: str | None) -> None:
         """Refuse weights of rows whose losses cannot be computed one by one."""
         if self._workers == "numpy":
@@ -290,12 +278,12 @@ class JaxProblem(NetworkProblem):
             lambda state: self._stepped(self._initial, self._held._replace(state=state), batch, SEED), self._held.state
         )
 
-    def _set_metrics(self, metrics: object, own: list[str], has_aux: bool) -> None:
-        """Set the metrics to report: the user's functions, the held-out loss, the loss's ``own`` metrics."""
+    def _set_metrics(self, metrics: object, from_loss: list[str], has_aux: bool) -> None:
+        """Set the metrics to report: the user's functions, the held-out loss, and those ``from_loss``."""
         self._functions: dict[str, Loss] = {}
         if not (metrics is None or isinstance(metrics, Sequence)):
             self._functions = check_metrics(metrics)
-        for name in own:
+        for name in from_loss:
             if name == _LOSS or name in self._functions:
                 raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
         together = not all(map(is_collected, self._functions.values()))
@@ -304,15 +292,10 @@ class JaxProblem(NetworkProblem):
                 "functions as metrics take all held-out rows at once, and shards need not fit into memory; give "
                 "held_out as arrays, or metrics that the loss gives (has_aux=True) or that have update and compute"
             )
-        names = [*(self._functions or [_LOSS]), *own]
+        names = [*(self._functions or [_LOSS]), *from_loss]
         if isinstance(metrics, Sequence):
             names = [metrics] if isinstance(metrics, str) else list(metrics)
-            for name in names:
-                if name not in (_LOSS, *own):
-                    has = ", ".join(own) if own else f"none{'' if has_aux else ' without has_aux=True'}"
-                    raise BadInput(
-                        f"metrics names {name!r}, but the loss gives {has}; give functions by name for others"
-                    )
+            _check_given_by_loss(names, from_loss, has_aux=has_aux)
         if self._functions and self._held_out is None:
             raise BadInput(NO_HELD_OUT)
         if not names:
@@ -334,7 +317,7 @@ class JaxProblem(NetworkProblem):
         texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
         return DecompiledPartitions(texts, data.arrays, ends.tolist(), self.dimension, self.dtype)
 
-    def watch_code(self) -> Watch:
+    def watch_code(self) -> CodeWatch:
         """Return an object that notices if the given loss or model compute something else than now."""
         network = self._network
         roots = {"the loss": network.loss, DATA: self._data.arrays, **self._data.code}
@@ -349,7 +332,7 @@ class JaxProblem(NetworkProblem):
             state = self._held.state if model.state is None else model.state
             return self._gradient_of(model, self._held._replace(fixed=model.fixed, state=state), rows)
 
-        return Watch(Computing(variables, gradient), self._rounding())
+        return CodeWatch(Computing(variables, gradient), self._rounding())
 
     def _rounding(self) -> float:
         return _ROUNDINGS * float(np.finfo(self.dtype).eps)
@@ -402,8 +385,8 @@ class JaxProblem(NetworkProblem):
 
         def gradient(rows: int) -> Vector:
             model = self._model_now()
-            held = self._held if model.state is None else self._held._replace(state=model.state)
-            return self._gradient_of(model, held, rows)
+            constants = self._held if model.state is None else self._held._replace(state=model.state)
+            return self._gradient_of(model, constants, rows)
 
         compare_copies(
             Computing(lambda: self._made_variables, copied_gradient),
@@ -428,14 +411,14 @@ class JaxProblem(NetworkProblem):
             self._stepped, self._last = jax.jit(self._network.stepped), None
             self._loss_variables = now
 
-    def _gradient_of(self, model: Model, held: Held, rows: int) -> Vector:
+    def _gradient_of(self, model: Model, constants: Held, rows: int) -> Vector:
         """Return the gradient of at most so many rows, for which the loss is traced anew."""
         import jax
 
         head, network = self._data.head, self._network.with_model(model)
         batch = head.batch(trial_rows(rows, head.tried))
-        gradient = jax.jit(jax.grad(lambda w, *rest: network.total(w, *rest)))
-        return np.asarray(gradient(model_like(network.scales, self.dtype), held, batch, SEED))
+        gradient = jax.jit(jax.grad(lambda w, *arguments: network.total(w, *arguments)))
+        return np.asarray(gradient(model_like(network.scales, self.dtype), constants, batch, SEED))
 
     def with_values(self, leaves: Leaves) -> JaxProblem:
         """Return the problem with other values, with which it is evaluated."""
@@ -476,24 +459,24 @@ class JaxProblem(NetworkProblem):
         metrics: dict[str, float] = {}
         if self._functions:
             state = self._held_at(w)
-            whole = self._network.at(self._vector(w), state)
+            full_model = self._network.at(self._vector(w), state)
             for name, metric in self._functions.items():
-                metrics[name] = metric_number(name, self._measure(name, metric, self._held_out, whole, state))
+                metrics[name] = metric_number(name, self._measure(name, metric, self._held_out, full_model, state))
         if set(self._names) - set(metrics):
             weights = self._held_out.weights
             total = len(self._held_out) if weights is None else float(weights.sum())
             metrics |= {name: value / total for name, value in self._sums(self._held_out, w).items()}
         return {name: metrics[name] for name in self._names}
 
-    def _measure(self, name: str, metric: Any, data: Samples, whole: Any, held: Held) -> Any:
+    def _measure(self, name: str, metric: Any, data: Samples, full_model: Any, constants: Held) -> Any:
         """Return a user's metric of all rows; one with ``update`` and ``compute`` receives batch after batch."""
         collected = fresh(metric) if is_collected(metric) else None
         call = metric if collected is None else collected.update
-        options = {"state": held.state} if "state" in names_of(call) and held.state is not None else {}
+        options = {"state": constants.state} if "state" in names_of(call) and constants.state is not None else {}
         if collected is None:
-            return with_weights(partial(call, **options), name, (whole, _content(data)), data.weights)
-        for part in data.parts(0, len(data), most=TOGETHER):
-            with_weights(partial(call, **options), name, (whole, part.batch), part.weights)
+            return with_weights(partial(call, **options), name, (full_model, _content(data)), data.weights)
+        for sample_batch in data.parts(0, len(data), most=TOGETHER):
+            with_weights(partial(call, **options), name, (full_model, sample_batch.batch), sample_batch.weights)
         return collected.compute()
 
     def params_at(self, w: Vector) -> Any:
@@ -563,17 +546,41 @@ class JaxProblem(NetworkProblem):
         """Return the sums of the loss and its metrics over the rows, times their weights."""
         state = self._held_at(w)
         sums: dict[str, float] = {}
-        for part in data.parts(0, len(data), most=TOGETHER):
-            total, metrics = sums_of(self._network, w, state, part)
+        for sample_batch in data.parts(0, len(data), most=TOGETHER):
+            total, metrics = sums_of(self._network, w, state, sample_batch)
             for name, value in {_LOSS: total, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
 
 
+def _values_of(values: Mapping[str, Any] | None) -> Values:
+    """Return values that change, after a check of their names."""
+    changing = Values(values or {})
+    if reserved := sorted({"key", "state", "train"}.intersection(changing.names)):
+        raise BadInput(f"'{reserved[0]}' is a name that the loss's own arguments have; call the value otherwise")
+    return changing
+
+
+def _check_without_jax(network: JaxNetwork, values: Values, platform: str) -> None:
+    """Raise BadInput for what workers without JAX cannot compute."""
+    if values.names:
+        raise BadInput("workers='numpy' compute with constants, and values change; leave out one of them")
+    if network.random or platform != "cpu":
+        raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
+
+
+def _check_given_by_loss(names: Sequence[str], from_loss: Sequence[str], *, has_aux: bool) -> None:
+    """Raise BadInput for the name of a metric that is neither the loss nor one ``from_loss``."""
+    for name in names:
+        if name not in (_LOSS, *from_loss):
+            has = ", ".join(from_loss) if from_loss else f"none{'' if has_aux else ' without has_aux=True'}"
+            raise BadInput(f"metrics names {name!r}, but the loss gives {has}; give functions by name for others")
+
+
 def _batches(data: Samples, purpose: str) -> Iterator[tuple[Tree, Any]]:
     """Yield all rows in batches for evaluation, each with the seed of its random numbers."""
-    for part in data.parts(0, len(data), most=TOGETHER):
-        yield part.batch, seed_for(purpose, part.start)
+    for sample_batch in data.parts(0, len(data), most=TOGETHER):
+        yield sample_batch.batch, seed_for(purpose, sample_batch.start)
 
 
 def _content(data: Samples) -> Tree:
@@ -585,8 +592,8 @@ def _state_of(state: Tree, network: JaxNetwork) -> Tree:
     """Return a state as arrays; raise :class:`~anyk.BadInput` if it could not be evaluated with."""
     import jax
 
-    own = network.model.state
-    if state is not None and own is not None:
+    kept_state = network.model.state
+    if state is not None and kept_state is not None:
         raise BadInput("a module of nnx keeps its state itself; leave out state")
     if state is not None:
         for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
@@ -597,5 +604,5 @@ def _state_of(state: Tree, network: JaxNetwork) -> Tree:
                 "with a state the loss must take train, a bool: True where workers compute gradients, False where the "
                 "model is evaluated, for which batch norm uses the state; as in loss(params, batch, state, train)"
             )
-        own = jax.tree.map(lambda leaf: np.asarray(jax.numpy.asarray(leaf)), state)
-    return own
+        kept_state = jax.tree.map(lambda leaf: np.asarray(jax.numpy.asarray(leaf)), state)
+    return kept_state

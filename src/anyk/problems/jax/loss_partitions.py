@@ -64,14 +64,14 @@ class DecompiledPartitions(PartitionAbilities):
 
     def plain(self) -> tuple[ByName, list[Array]]:
         """Return the partitions as plain data and arrays."""
-        texts = [[rows, *text] for rows, text in self._texts.items()]
+        texts = [[rows, *source] for rows, source in self._texts.items()]
         plain = {"texts": texts, "ends": self._ends, "dimension": self.dimension, "dtype": self.dtype.str}
         return plain, self._arrays
 
     @classmethod
     def from_plain(cls, plain: ByName, arrays: Sequence[Array]) -> DecompiledPartitions:
         """Return the partitions that :meth:`plain` converted."""
-        texts = {rows: (text, digest) for rows, text, digest in plain["texts"]}
+        texts = {rows: (source, digest) for rows, source, digest in plain["texts"]}
         return cls(texts, arrays, plain["ends"], plain["dimension"], np.dtype(plain["dtype"]))
 
     def load(self, partitions: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ class DecompiledPartitions(PartitionAbilities):
         with decompiling("a worker without JAX"):
             from readjax import compile_source
 
-            self._functions = {rows: compile_source(*text) for rows, text in self._texts.items()}
+            self._functions = {rows: compile_source(*source) for rows, source in self._texts.items()}
 
     def check_partial_loss(self) -> None:
         raise BadInput(
@@ -113,7 +113,7 @@ class JaxPartitions(Batches):
     def __init__(
         self,
         network: JaxNetwork,
-        held: Held,
+        constants: Held,
         data: Samples,
         ends: Ends,
         dtype: DType,
@@ -125,7 +125,7 @@ class JaxPartitions(Batches):
 
         most = TOGETHER if isinstance(data, ShardSamples) else None
         super().__init__(data, ends, dimension=network.dimension, dtype=dtype, most=most)
-        self._network, self._held, self._platform, self._values = network, held, platform, values
+        self._network, self._held, self._platform, self._values = network, constants, platform, values
         self._stateful = "a model with state" if network.keeps else ""
         config: Any = jax.config
         self._settings = {name: getattr(config, name) for name in _SETTINGS if hasattr(config, name)}
@@ -174,13 +174,13 @@ class JaxPartitions(Batches):
 
         A driver that lacks the workers' platform computes nothing.
         """
-        own = copy(self)
+        twin = copy(self)
         try:
-            own._device = device_of(self._platform)
+            twin._device = device_of(self._platform)
         except BadInput:
             return
         limit = float(np.finfo(self.dtype).eps) ** 0.5
-        self._trial = Trial.of(own._tried, limit, replicas=replicas, variables=self._variables())
+        self._trial = Trial.of(twin._tried, limit, replicas=replicas, variables=self._variables())
 
     def _tried(self) -> Vector:
         head, (first, last) = self.data.head, self._bounds[0]
@@ -204,13 +204,13 @@ class JaxPartitions(Batches):
         if self._device is None:
             self.load(())
         total: Vector | None = None
-        for part in chosen.parts(self.most):
+        for sample_batch in chosen.parts(self.most):
             seed = SEED
             if self._network.random:
-                rows = chosen.requested_rows if part.rows is None else part.rows
+                rows = chosen.requested_rows if sample_batch.rows is None else sample_batch.rows
                 seed = seed_of(seed_of_draws(self.key, chosen.partition, rows))
             with jax.default_device(self._device):
-                gradient = self._gradient(w, part.batch, seed, part.weights)
+                gradient = self._gradient(w, sample_batch.batch, seed, sample_batch.weights)
             total = gradient if total is None else total + gradient
         assert total is not None
         return total
@@ -222,19 +222,21 @@ class JaxPartitions(Batches):
         if self._device is None:
             self.load(())
         total = 0.0
-        for part in chosen.parts(TOGETHER):
+        for sample_batch in chosen.parts(TOGETHER):
             with jax.default_device(self._device):
-                total += sums_of(self._network, w, self._held, part)[0]
+                total += sums_of(self._network, w, self._held, sample_batch)[0]
         return total
 
 
-def sums_of(network: JaxNetwork, w: Vector, held: Held, part: SampleBatch) -> tuple[float, dict[str, float]]:
+def sums_of(
+    network: JaxNetwork, w: Vector, constants: Held, sample_batch: SampleBatch
+) -> tuple[float, dict[str, float]]:
     """Return the sums of a batch's losses and metrics in evaluation, weighted if the rows have weights."""
-    arguments = w, held, part.batch, seed_for(EVALUATION, part.start)
-    if part.weights is None:
+    arguments = w, constants, sample_batch.batch, seed_for(EVALUATION, sample_batch.start)
+    if sample_batch.weights is None:
         loss, metrics = network.evaluation(*arguments)
     else:
-        loss, metrics = network.weighted_evaluation(*arguments, part.weights.astype(network.dtype))
+        loss, metrics = network.weighted_evaluation(*arguments, sample_batch.weights.astype(network.dtype))
     return float(loss), {name: float(value) for name, value in metrics.items()}
 
 

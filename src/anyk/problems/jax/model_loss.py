@@ -28,7 +28,7 @@ def _pickle_by_value(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
     """Return the bytes of a value, whose classes may be of a script, and beside them the bytes of its arrays."""
     import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class ModelPickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> object:
             reduced = super().reducer_override(obj)
             if isinstance(reduced, tuple) and isinstance(obj, type) and is_equinox(obj):
@@ -38,7 +38,7 @@ def _pickle_by_value(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
 
     raw: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    Pickler(stream, protocol=5, buffer_callback=raw.append).dump(value)
+    ModelPickler(stream, protocol=5, buffer_callback=raw.append).dump(value)
     return stream.getvalue(), raw
 
 
@@ -50,7 +50,7 @@ def is_equinox(kind: type) -> bool:
 
 def _own_fields(kind: Any) -> dict[str, ByName]:
     """Return the arguments of the fields that a class adds to its bases."""
-    own = inspect.get_annotations(kind)
+    annotations = inspect.get_annotations(kind)
     options = ("default", "default_factory", "init", "kw_only", "metadata")
     return {
         field.name: {
@@ -59,12 +59,12 @@ def _own_fields(kind: Any) -> dict[str, ByName]:
             if (value := getattr(field, option)) is not dataclasses.MISSING
         }
         for field in dataclasses.fields(kind)
-        if field.name in own
+        if field.name in annotations
     }
 
 
-def _class_with_fields(make: Callable[..., type], given: tuple[Any, ...], fields: dict[str, ByName]) -> type:
-    constructor, name, bases, namespace, *further = given
+def _class_with_fields(make: Callable[..., type], arguments: tuple[Any, ...], fields: dict[str, ByName]) -> type:
+    constructor, name, bases, namespace, *further = arguments
     namespace = namespace | {"__annotations__": dict.fromkeys(fields, object)}
     namespace |= {name: dataclasses.field(**options) for name, options in fields.items()}
     return make(constructor, name, bases, namespace, *further)
@@ -109,8 +109,8 @@ class JaxNetwork:
         return network
 
     def __reduce__(self) -> Any:
-        own = {name: value for name, value in self.__dict__.items() if name not in _COMPILED}
-        return _unpickle, _pickle_by_value(own)
+        state = {name: value for name, value in self.__dict__.items() if name not in _COMPILED}
+        return _unpickle, _pickle_by_value(state)
 
     @cached_property
     def gradient(self) -> Callable[..., Any]:
@@ -131,8 +131,8 @@ class JaxNetwork:
         """The gradient of the sum of a batch's losses times weights, compiled in the same way."""
         import jax
 
-        def total(flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, weights: JaxArray) -> Any:
-            losses, _ = self._by_row(flat, held, batch, seed, train=True)
+        def total(flat: JaxArray, constants: Held, batch: Tree, seed: JaxArray, weights: JaxArray) -> Any:
+            losses, _ = self._by_row(flat, constants, batch, seed, train=True)
             return weights @ losses
 
         return jax.jit(jax.grad(total))
@@ -142,64 +142,66 @@ class JaxNetwork:
         """The function :meth:`evaluated` with weights of the rows, compiled in the same way."""
         import jax
 
-        def evaluated(flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, weights: JaxArray) -> Any:
-            losses, metrics = self._by_row(flat, held, batch, seed, train=False)
+        def evaluated(flat: JaxArray, constants: Held, batch: Tree, seed: JaxArray, weights: JaxArray) -> Any:
+            losses, metrics = self._by_row(flat, constants, batch, seed, train=False)
             return weights @ losses, {name: weights @ values for name, values in metrics.items()}
 
         return jax.jit(evaluated)
 
-    def _by_row(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, *, train: bool) -> tuple[Any, ByName]:
+    def _by_row(
+        self, flat: JaxArray, constants: Held, batch: Tree, seed: JaxArray, *, train: bool
+    ) -> tuple[Any, ByName]:
         """Return losses and metrics of rows, each computed from a batch of its own with random numbers of its own."""
         import jax
 
         def single(row: Tree, number: JaxArray) -> tuple[Any, ByName]:
             own_seed = jax.random.key_data(jax.random.fold_in(key_of(seed), number)) if self.random else seed
             own_batch = jax.tree.map(lambda leaf: leaf[None], row)
-            loss, _, metrics = self._compute(flat, held, own_batch, own_seed, train=train)
+            loss, _, metrics = self._compute(flat, constants, own_batch, own_seed, train=train)
             return loss, metrics
 
         return jax.vmap(single)(batch, jax.numpy.arange(rows_of(batch)))
 
-    def total(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> Any:
+    def total(self, flat: JaxArray, constants: Held, batch: Tree, seed: JaxArray) -> Any:
         """Return the sum of a batch's losses in training."""
-        return self._compute(flat, held, batch, seed, train=True)[0]
+        return self._compute(flat, constants, batch, seed, train=True)[0]
 
-    def evaluated(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> tuple[Any, ByName]:
+    def evaluated(self, flat: JaxArray, constants: Held, batch: Tree, seed: JaxArray) -> tuple[Any, ByName]:
         """Return the sums of a batch's losses and metrics in evaluation."""
-        total, _, metrics = self._compute(flat, held, batch, seed, train=False)
+        total, _, metrics = self._compute(flat, constants, batch, seed, train=False)
         rows = rows_of(batch)
         return total, {name: value * rows for name, value in metrics.items()}
 
-    def stepped(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> Tree:
+    def stepped(self, flat: JaxArray, constants: Held, batch: Tree, seed: JaxArray) -> Tree:
         """Return the state after a batch, in training."""
-        return self._compute(flat, held, batch, seed, train=True)[1]
+        return self._compute(flat, constants, batch, seed, train=True)[1]
 
-    def at(self, flat: JaxArray, held: Held) -> Any:
+    def at(self, flat: JaxArray, constants: Held) -> Any:
         """Return the user's model with the parameters of a flat vector, for evaluation."""
         key = key_of(SEED) if self.random else None
-        return self.model.whole(self.pieces(flat), held, key, train=False)
+        return self.model.whole(self.pieces(flat), constants, key, train=False)
 
     def pieces(self, flat: JaxArray) -> list[Any]:
         """Return the trained arrays that a flat vector consists of."""
         import jax.numpy as jnp
 
         if isinstance(flat, np.ndarray):  # outside of compiled functions, where JAX would compile every split
-            parts = [jnp.array(part) for part in np.split(flat, self._sizes)]
+            parts = [jnp.array(piece) for piece in np.split(flat, self._sizes)]
         else:
             parts = jnp.split(flat, self._sizes)
-        return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return [piece.reshape(shape) for piece, shape in zip(parts, self.shapes, strict=True)]
 
     def _compute(
-        self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, *, train: bool
+        self, flat: JaxArray, constants: Held, batch: Tree, seed: JaxArray, *, train: bool
     ) -> tuple[Any, Tree, ByName]:
         key = key_of(seed) if self.random else None
-        whole = self.model.whole(self.pieces(flat), held, key, train=train)
-        options = {"key": key, "state": held.state, "train": train}
-        taken = {name: options[name] for name in self._takes} | arguments(self.for_loss, held.values)
-        value, state, metrics = self._read(self.loss(whole, batch, **taken))
+        full_model = self.model.whole(self.pieces(flat), constants, key, train=train)
+        options = {"key": key, "state": constants.state, "train": train}
+        taken = {name: options[name] for name in self._takes} | arguments(self.for_loss, constants.values)
+        value, state, metrics = self._read(self.loss(full_model, batch, **taken))
         if self.keeps:
-            state = self.model.state_after(whole) if state is None else state
-            check_state(state, held.state)
+            state = self.model.state_after(full_model) if state is None else state
+            check_state(state, constants.state)
         return (value * rows_of(batch) if self.mean else value), state, metrics
 
     def _read(self, result: Any) -> tuple[Any, Tree, ByName]:
@@ -261,8 +263,8 @@ def rows_of(batch: Tree) -> int:
     return int(jax.tree.leaves(batch)[0].shape[0])
 
 
-def arguments_of(loss: Any, given: set[str]) -> set[str]:
-    """Return the names of a loss's arguments beside model and batch: those ``given``, and ``train``.
+def arguments_of(loss: Any, available: set[str]) -> set[str]:
+    """Return the names of a loss's arguments beside model and batch: those ``available``, and ``train``.
 
     Raises :class:`~anyk.BadInput` if it does not take a given argument, or needs one that is not given.
 
@@ -273,20 +275,20 @@ def arguments_of(loss: Any, given: set[str]) -> set[str]:
         raise BadInput(f"the loss must be a function of (params, batch), got {type(loss).__name__}")
     parameters = names_of(loss)
     if not parameters:  # a compiled function has no signature
-        return given
+        return available
     names = list(parameters)
     takes_more = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    for name in sorted(given):
+    for name in sorted(available):
         if not (takes_more or name in names[2:]):
             raise BadInput(
                 f"{OPTIONS[name]} is given, but the loss takes no argument called '{name}': it is called as "
-                f"loss(params, batch, {', '.join(f'{one}={one}' for one in sorted(given))}), and takes "
+                f"loss(params, batch, {', '.join(f'{one}={one}' for one in sorted(available))}), and takes "
                 f"({', '.join(names)})"
             )
-    for name in set(OPTIONS) - given:
+    for name in set(OPTIONS) - available:
         if name in names[2:] and parameters[name].default is parameters[name].empty:
             raise BadInput(f"the loss takes '{name}', which it is given with {OPTIONS[name]} only")
-    return given | ({"train"} & set(names[2:]))
+    return available | ({"train"} & set(names[2:]))
 
 
 def names_of(function: Any) -> Mapping[str, inspect.Parameter]:
@@ -310,12 +312,12 @@ def check_state(state: Tree, before: Tree) -> None:
         return
     try:
         state_form, wanted = form(state), form(before)
-        place = next(place for place in wanted | state_form if wanted.get(place) != state_form.get(place))
+        leaf = next(leaf for leaf in wanted | state_form if wanted.get(leaf) != state_form.get(leaf))
     except (AttributeError, StopIteration):
         raise BadInput(f"the new state must be formed as the one given, got {_shown(state)}") from None
     raise BadInput(
-        f"the new state must be formed as the one given: state{place} is {state_form.get(place, 'missing')} in the new "
-        f"one and {wanted.get(place, 'missing')} in the other"
+        f"the new state must be formed as the one given: state{leaf} is {state_form.get(leaf, 'missing')} in the new "
+        f"one and {wanted.get(leaf, 'missing')} in the other"
     )
 
 
@@ -374,10 +376,10 @@ class Averages(NamedTuple):
             for leaf, new in zip(leaves, map(np.asarray, once), strict=True)
         ]
         moved = [leaf + _ASIDE if leaf.dtype.kind == "f" else leaf for leaf in far]
-        here, there = (jax.tree.leaves(step(jax.tree.unflatten(tree, leaves))) for leaves in (far, moved))
+        from_far, from_moved = (jax.tree.leaves(step(jax.tree.unflatten(tree, leaves))) for leaves in (far, moved))
         factors = [
             (np.asarray(b, float) - np.asarray(a, float)) / (shifted - leaf) if leaf.dtype.kind == "f" else None
-            for a, b, leaf, shifted in zip(here, there, far, moved, strict=True)
+            for a, b, leaf, shifted in zip(from_far, from_moved, far, moved, strict=True)
         ]
         linear = cls(jax.tree.unflatten(tree, far), factors)
         linear._check(step)

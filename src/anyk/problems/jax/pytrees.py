@@ -44,18 +44,18 @@ class Model:
     switches = draws = False
     state: Tree = None
 
-    def __init__(self, given: Tree, trainable: Trainable) -> None:
+    def __init__(self, params: Tree, trainable: Trainable) -> None:
         import jax
 
-        leaves, tree = jax.tree.flatten(given)
+        leaves, tree = jax.tree.flatten(params)
         self._tree: Any = tree
-        self._moves = self._moving(given, trainable)
+        self._moves = self._moving(params, trainable)
         moves = [move and self._is_parameter(leaf) for move, leaf in zip(self._moves, leaves, strict=True)]
         self._kinds = [
             "trained" if move else "fixed" if _is_fixed(leaf) else "kept"
             for move, leaf in zip(moves, leaves, strict=True)
         ]
-        self._check(given)
+        self._check(params)
         self.begin = [np.asarray(jax.numpy.asarray(leaf)) for leaf in self._of("trained", leaves)]
         self.fixed: Arrays = [np.asarray(jax.numpy.asarray(leaf)) for leaf in self._of("fixed", leaves)]
         self._kept = self._of("kept", leaves)
@@ -73,9 +73,9 @@ class Model:
         self.__dict__.update(state)
         self._tree = jax.tree.structure(self._tree)
 
-    def whole(self, trained: Leaves, held: Held, key: JaxArray, *, train: bool) -> Any:
+    def whole(self, trained: Leaves, constants: Held, key: JaxArray, *, train: bool) -> Any:
         """Return the user's model with these arrays in it, for training or for evaluation."""
-        return self._join(trained, held.fixed)
+        return self._join(trained, constants.fixed)
 
     def named(self, trained: Leaves, fixed: Leaves) -> ByName:
         """Return the arrays by their paths, as ``trainable`` receives them; raise if two have the same path."""
@@ -100,7 +100,7 @@ class Model:
         parts = iter(arrays)
         return self._tree.unflatten([next(parts) if kind == "trained" else None for kind in self._kinds])
 
-    def state_after(self, whole: object) -> Tree:
+    def state_after(self, model: object) -> Tree:
         """Return the model's state after it has computed."""
         return None
 
@@ -121,13 +121,13 @@ class Model:
         """Return whether a leaf is trained by default."""
         return True
 
-    def _check(self, given: Tree) -> None:
+    def _check(self, params: Tree) -> None:
         """Raise :class:`~anyk.BadInput` if something in the tree must not be trained."""
         import jax
 
-        paths = jax.tree_util.tree_flatten_with_path(given)[0]
+        paths = jax.tree_util.tree_flatten_with_path(params)[0]
         frozen = {path for (path, _), move in zip(paths, self._moves, strict=True) if not move}
-        for path, node in _nodes(given):
+        for path, node in _nodes(params):
             name = jax.tree_util.keystr(path)
             state = _state(node) or (path and _key(path[-1]) in _RUNNING and f"'{_key(path[-1])}'")
             if path in frozen or (state and not jax.tree.leaves(node)):
@@ -140,11 +140,11 @@ class Model:
                     "rest into the loss"
                 )
 
-    def _moving(self, given: Tree, trainable: Trainable) -> list[bool]:
+    def _moving(self, params: Tree, trainable: Trainable) -> list[bool]:
         """Return, for each leaf, whether the user wants it to be trained."""
         import jax
 
-        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(given)[0]]
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
         if trainable is None:
             return [True] * len(paths)
         names = [self._name(path) for path in paths]
@@ -158,7 +158,7 @@ class Model:
                 ) from None
         else:
             try:
-                spread = jax.tree.map(lambda move, part: jax.tree.map(lambda _: move, part), trainable, given)
+                spread = jax.tree.map(lambda move, subtree: jax.tree.map(lambda _: move, subtree), trainable, params)
             except (ValueError, TypeError) as error:
                 raise BadInput(f"trainable does not have the form of params: {first_line(error)}") from None
             flags = jax.tree.leaves(spread)
@@ -179,22 +179,22 @@ class EquinoxModel(Model):
 
     switches = True
 
-    def whole(self, trained: Leaves, held: Held, key: JaxArray, *, train: bool) -> Any:
+    def whole(self, trained: Leaves, constants: Held, key: JaxArray, *, train: bool) -> Any:
         """Return the complete model; in evaluation the module is in inference mode."""
         import equinox
 
-        whole = self._join(trained, held.fixed)
-        return whole if train else equinox.nn.inference_mode(whole)
+        model = self._join(trained, constants.fixed)
+        return model if train else equinox.nn.inference_mode(model)
 
     def _is_parameter(self, leaf: object) -> bool:
         import jax
 
         return isinstance(leaf, jax.Array) and bool(jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact))
 
-    def _check(self, given: Tree) -> None:
+    def _check(self, params: Tree) -> None:
         import jax
 
-        for path, node in _nodes(given):
+        for path, node in _nodes(params):
             if _state(node) is not None and jax.tree.leaves(node):
                 raise BadInput(
                     f"params{jax.tree_util.keystr(path)} holds {_state(node)}, which is not to be trained; make "
@@ -207,11 +207,11 @@ class NnxModel(Model):
 
     switches = True
 
-    def __init__(self, given: object, trainable: Trainable) -> None:
+    def __init__(self, module: object, trainable: Trainable) -> None:
         import jax
         from flax import nnx
 
-        self._graph, params, streams, state = nnx.split(given, nnx.Param, nnx.RngState, ...)
+        self._graph, params, streams, state = nnx.split(module, nnx.Param, nnx.RngState, ...)
         super().__init__(params, trainable)
         # random keys are made anew: booleans mark their places
         self._streams = jax.tree.map(lambda leaf: np.zeros(leaf.shape, bool if _is_key(leaf) else leaf.dtype), streams)
@@ -219,21 +219,21 @@ class NnxModel(Model):
         self.state = jax.tree.map(np.asarray, state) if jax.tree.leaves(state) else None
         self._empty = state if self.state is None else None
 
-    def whole(self, trained: Leaves, held: Held, key: JaxArray, *, train: bool) -> Any:
+    def whole(self, trained: Leaves, constants: Held, key: JaxArray, *, train: bool) -> Any:
         """Return the complete model; in evaluation the module is in evaluation mode."""
         import jax
         from flax import nnx
 
         leaves, tree = jax.tree.flatten(self._streams)
-        for place, leaf in enumerate(leaves):
+        for index, leaf in enumerate(leaves):
             if leaf.dtype != bool:
-                leaves[place] = jax.numpy.zeros_like(leaf)
+                leaves[index] = jax.numpy.zeros_like(leaf)
                 continue
-            own = jax.random.fold_in(key, place)
-            leaves[place] = jax.random.split(own, leaf.shape) if leaf.shape else own
+            stream_key = jax.random.fold_in(key, index)
+            leaves[index] = jax.random.split(stream_key, leaf.shape) if leaf.shape else stream_key
         # mapped, as variables may only be changed under the transformation in which they were made
-        state = jax.tree.map(lambda leaf: leaf, held.state) if self._empty is None else self._empty
-        merged = nnx.merge(self._graph, self._join(trained, held.fixed), jax.tree.unflatten(tree, leaves), state)
+        state = jax.tree.map(lambda leaf: leaf, constants.state) if self._empty is None else self._empty
+        merged = nnx.merge(self._graph, self._join(trained, constants.fixed), jax.tree.unflatten(tree, leaves), state)
         if not train:
             merged.eval()
         return merged
@@ -241,10 +241,10 @@ class NnxModel(Model):
     def _name(self, path: Leaves) -> str:
         return super()._name(path[:-1])  # the last step is the variable's value
 
-    def state_after(self, whole: object) -> Tree:
+    def state_after(self, model: object) -> Tree:
         from flax import nnx
 
-        return nnx.split(whole, nnx.Param, nnx.RngState, ...)[3] if self._empty is None else None
+        return nnx.split(model, nnx.Param, nnx.RngState, ...)[3] if self._empty is None else None
 
 
 _MODES = ("deterministic", "use_running_average")  # attributes that nnx's train() and eval() set
@@ -258,11 +258,11 @@ def modes_of(params: object) -> Modes:
     from flax import nnx
 
     return {
-        (*path, name): bool(vars(part)[name])
-        for path, part in nnx.iter_graph(params)
-        if isinstance(part, nnx.Module)
+        (*path, name): bool(vars(node)[name])
+        for path, node in nnx.iter_graph(params)
+        if isinstance(node, nnx.Module)
         for name in _MODES
-        if isinstance(vars(part).get(name), bool)
+        if isinstance(vars(node).get(name), bool)
     }
 
 
@@ -274,10 +274,10 @@ def in_modes(params: Any, modes: Modes) -> Any:
     from flax import nnx
 
     copied = nnx.merge(*nnx.split(params))
-    for path, part in nnx.iter_graph(copied):
+    for path, node in nnx.iter_graph(copied):
         for name in _MODES:
             if (*path, name) in modes:
-                setattr(part, name, modes[*path, name])
+                setattr(node, name, modes[*path, name])
     return copied
 
 
@@ -304,11 +304,11 @@ def model_of(params: object, trainable: Trainable) -> Model:
     return (EquinoxModel if any(_is_module(node) == "equinox" for node in nodes) else Model)(params, trainable)
 
 
-def _nodes(given: Tree) -> list[tuple[Any, Any]]:
+def _nodes(params: Tree) -> list[tuple[Any, Any]]:
     """Return the leaves of a pytree and the nodes that are state of a library, with their paths."""
     import jax
 
-    return jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda node: _state(node) is not None)[0]
+    return jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda node: _state(node) is not None)[0]
 
 
 def distinct(pairs: Iterable[tuple[str, Any]]) -> ByName:

@@ -28,6 +28,7 @@ from anyk.problems.linear.scaling import (
     extremes,
     in_units,
     model_columns,
+    penalty_factors,
     row_weights,
     uneven_columns,
 )
@@ -111,11 +112,7 @@ class LinearProblem(ProblemAbilities):
             _refuse("a stream brings its", y=y, split=split, weights=weights, fill=fill)
             self._read_stream(X, X_test, y_test, classes)
         else:
-            if y is None:
-                raise BadInput("y, the targets of X, is missing")
-            if isinstance(X_test, Shards) or fill is not None:
-                which = "X_test may be" if fill is None else "fill is for"
-                raise BadInput(f"{which} shards only where X is; give arrays")
+            _check_arrays(y, X_test, fill)
             self.uneven = build_split(split, None if self.labelled else "regression has numbers to predict")
             design = design_of(X, "X")
             self.samples = int(design.shape[0])
@@ -130,7 +127,14 @@ class LinearProblem(ProblemAbilities):
         self.outputs = int(self.classes.size) if self.task == "multiclass" and self.classes is not None else 1
         self.dimension = int(self.X.shape[1]) * self.outputs
         self.dtype = np.dtype(self.X.dtype)
-        self.penalty = self._penalty()
+        self.penalty = penalty_factors(
+            self.l2,
+            self.scaling,
+            columns=int(self.X.shape[1]),
+            outputs=self.outputs,
+            intercept=intercept,
+            dtype=self.dtype,
+        )
         if recipe is None and (uneven := self.uneven_columns()) is not None:
             warnings.warn(uneven, RuntimeWarning, stacklevel=3)
 
@@ -192,8 +196,7 @@ class LinearProblem(ProblemAbilities):
         low, high = self.X.extremes if isinstance(self.X, ShardRows) else extremes(self.X)
         return uneven_columns(low[:features], high[:features], self.encoding.names)
 
-    def __repr__(self) -> str:
-        return problem_text(self)
+    __repr__ = problem_text
 
     def _targets(self, y: Array, rows: int, name: str) -> Floats:
         """Return targets as the model computes with them; raise :class:`~anyk.BadInput` for unusable ones."""
@@ -228,41 +231,19 @@ class LinearProblem(ProblemAbilities):
         """Return all classes, given the distinct labels in ``name``; raise BadInput if they are unsuitable."""
         raise NotImplementedError("a problem with labels has classes")
 
-    def _penalty(self) -> float | Vector:
-        """Return the regulariser's factor of all coordinates, or of each, shape (dimension,)."""
-        scaling = self.scaling
-        own = scaling is None or (scaling.units is not None and np.array_equal(scaling.units, scaling.scale))
-        if not self.l2 or (own and not self.intercept):
-            return self.l2
-        factors = np.full((self.X.shape[1], self.outputs), self.l2)
-        if scaling is not None and not own:
-            if scaling.units is not None:
-                factors[: len(scaling.scale)] *= (scaling.units**2)[:, None]
-            factors[: len(scaling.scale)] /= (scaling.scale**2)[:, None]
-        if self.intercept:
-            factors[-1] = 0.0
-        return factors.reshape(-1).astype(self.dtype)
-
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearBatches:
         """Divide the rows into partitions; raise :class:`~anyk.BadInput` for fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
         if isinstance(self.X, ShardRows | StreamRows):
             return LinearBatches(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
-        X, y, weights = self._rows(ends)
+        X, y, weights = ordered_rows(self, ends)
         return LinearPartitions(self.kind, self.outputs, X, y, ends, penalty=self.penalty, weights=weights)
-
-    def _rows(self, ends: Ends) -> tuple[Any, Floats, Floats | None]:
-        """Return the training rows, their targets and weights, in the order of the partitions with these ends."""
-        if self.uneven is None:
-            return self.X, self.y, self.weights
-        order = self.uneven.order(self.y, ends)
-        return self.X[order], self.y[order], None if self.weights is None else self.weights[order]
 
     def initial(self) -> Vector:
         """Return ``start`` in the model's coordinates, or zeros."""
         w: Vector = np.zeros((self.X.shape[1], self.outputs), dtype=self.dtype)
         if self._start is not None:
-            weights, intercepts = (np.asarray(part, dtype=float) for part in self._start)
+            weights, intercepts = (np.asarray(array, dtype=float) for array in self._start)
             features = self.X.shape[1] - self.intercept
             if weights.shape != (features, self.outputs) or intercepts.shape != (self.outputs,):
                 raise BadInput(
@@ -309,7 +290,7 @@ class LinearProblem(ProblemAbilities):
         if self.X_test is None:
             return {}
         scored = [(y, self._scores(X, w)) for X, y in _blocks(self.X_test, self.y_test)]
-        y, scores = (np.concatenate(part) for part in zip(*scored, strict=True))
+        y, scores = (np.concatenate(arrays) for arrays in zip(*scored, strict=True))
         return self._metrics(y, scores) if np.isfinite(scores).all() else {self.metric: float("nan")}
 
     def sampled(self, samples: int) -> Self:
@@ -374,6 +355,15 @@ class LinearProblem(ProblemAbilities):
         raise NotImplementedError("a linear problem has a metric")
 
 
+def ordered_rows(problem: LinearProblem, ends: Ends) -> tuple[Any, Floats, Floats | None]:
+    """Return the training rows, their targets and weights, in the order of the partitions with these ends."""
+    X, y, weights = problem.X, problem.y, problem.weights
+    if problem.uneven is None:
+        return X, y, weights
+    order = problem.uneven.order(y, ends)
+    return X[order], y[order], None if weights is None else weights[order]
+
+
 def _listed(numbers: Floats) -> str:
     """Return the first five numbers for a message."""
     return ", ".join(f"{number:.15g}" for number in numbers[:5]) + ", …" * (len(numbers) > 5)
@@ -384,6 +374,15 @@ def _refuse(bring: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise BadInput(f"{bring} own rows and targets, as they come; leave {name} out")
+
+
+def _check_arrays(y: object, X_test: object, fill: str | None) -> None:
+    """Raise BadInput for arguments that do not go with an array as ``X``."""
+    if y is None:
+        raise BadInput("y, the targets of X, is missing")
+    if isinstance(X_test, Shards) or fill is not None:
+        which = "X_test may be" if fill is None else "fill is for"
+        raise BadInput(f"{which} shards only where X is; give arrays")
 
 
 def _blocks(X: object, y: object) -> Iterable[tuple[Any, Any]]:

@@ -55,27 +55,27 @@ class LinearPartitions(PartitionAbilities):
             part_weights = None if weights is None else np.ascontiguousarray(weights[a:b], self.dtype)
             columns, rows = _drop_untouched_columns(X[a:b])
             self._parts.append(_Assigned(rows, np.ascontiguousarray(y[a:b], self.dtype), part_weights, columns))
-        self._columns = [part.columns for part in self._parts if part is not None]
+        self._columns = [piece.columns for piece in self._parts if piece is not None]
 
     def only(self, partitions: Sequence[int]) -> LinearPartitions:
         """Return a copy with the rows of these partitions alone, and the supports of all."""
         smaller, assigned = copy(self), set(partitions)
-        smaller._parts = [part if j in assigned else None for j, part in enumerate(self._parts)]
+        smaller._parts = [piece if j in assigned else None for j, piece in enumerate(self._parts)]
         return smaller
 
     def adopt(self, other: LinearPartitions) -> None:
         """Add the rows of the partitions that another copy has (:meth:`only`)."""
-        self._parts = [part or added for part, added in zip(self._parts, other._parts, strict=True)]
+        self._parts = [present or added for present, added in zip(self._parts, other._parts, strict=True)]
 
     def piece(self, first: int, last: int) -> LinearPartitions:
         """Return the partitions ``first`` to ``last``, both included, as one partition."""
-        parts = [part for part in self._parts[first : last + 1] if part is not None]
-        weights = [part.weights for part in parts if part.weights is not None]
-        y = np.concatenate([part.y for part in parts])
+        parts = [piece for piece in self._parts[first : last + 1] if piece is not None]
+        weights = [piece.weights for piece in parts if piece.weights is not None]
+        y = np.concatenate([piece.y for piece in parts])
         return LinearPartitions(
             self.kind,
             self.outputs,
-            stacked([_with_all_columns(part, self.features) for part in parts]),
+            stacked([_with_all_columns(piece, self.features) for piece in parts]),
             y,
             np.array([0, len(y)]),
             penalty=self.penalty,
@@ -106,9 +106,9 @@ class LinearPartitions(PartitionAbilities):
 
     def _scored(self, partition: int, w: Vector, rows: Index | None) -> tuple[Any, Vector, Vector | None, Vector]:
         """Return rows of a partition with their targets, weights and scores."""
-        part = self._parts[partition]
-        assert part is not None, f"partition {partition} is not loaded"
-        X, y, weights, columns = part
+        piece = self._parts[partition]
+        assert piece is not None, f"partition {partition} is not loaded"
+        X, y, weights, columns = piece
         if rows is not None:
             X, y = X[rows], y[rows]
             weights = None if weights is None else weights[rows]
@@ -128,11 +128,11 @@ def _drop_untouched_columns(X: Any) -> tuple[Index | None, Any]:
     return None, X
 
 
-def _with_all_columns(part: _Assigned, features: int) -> object:
+def _with_all_columns(piece: _Assigned, features: int) -> object:
     """Return the rows of a partition with all ``features`` columns, also those that it does not touch."""
     from scipy import sparse
 
-    X, columns = part.X, part.columns
+    X, columns = piece.X, piece.columns
     if columns is None:
         return X
     return sparse.csr_array((X.data, columns[X.indices], X.indptr), shape=(X.shape[0], features))

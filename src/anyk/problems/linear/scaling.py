@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.base.arrays import Floats
+from anyk.base.arrays import DType, Floats, Vector
 from anyk.base.checks import NonnegativeNumber, check
 from anyk.base.errors import BadInput
 from anyk.tables import check_sizes, shown
@@ -239,10 +239,10 @@ def uneven_columns(low: Floats, high: Floats, names: Sequence[str]) -> str | Non
     columns to similar sizes, or give a linear model standardize=true
     """
     sizes = np.maximum(high, -low).astype(float)
-    there = np.flatnonzero(sizes > 0.0)
-    if not there.size:
+    present = np.flatnonzero(sizes > 0.0)
+    if not present.size:
         return None
-    small, large = there[sizes[there].argmin()], there[sizes[there].argmax()]
+    small, large = present[sizes[present].argmin()], present[sizes[present].argmax()]
     ratio = float(sizes[large] / sizes[small])
     if not ratio > _UNEVEN:
         return None
@@ -293,3 +293,23 @@ def _mean_of_squares(X: Any, center: Floats, shares: Floats) -> Floats:
         block = X[begin : begin + 4096] - center
         total += shares[begin : begin + 4096] @ (block * block)
     return total
+
+
+def penalty_factors(
+    l2: float, scaling: Scaling | None, *, columns: int, outputs: int, intercept: bool, dtype: DType
+) -> float | Vector:
+    """Return the regulariser's factor of all coordinates of a model, or of each, shape (columns * outputs,).
+
+    ``columns``: the model's, with the ``intercept``, if there is one, as the last, which is not regularised.
+    """
+    in_own_units = scaling is None or (scaling.units is not None and np.array_equal(scaling.units, scaling.scale))
+    if not l2 or (in_own_units and not intercept):
+        return l2
+    factors = np.full((columns, outputs), l2)
+    if scaling is not None and not in_own_units:
+        if scaling.units is not None:
+            factors[: len(scaling.scale)] *= (scaling.units**2)[:, None]
+        factors[: len(scaling.scale)] /= (scaling.scale**2)[:, None]
+    if intercept:
+        factors[-1] = 0.0
+    return factors.reshape(-1).astype(dtype)

@@ -5,7 +5,7 @@ Shards have specs for the command line and run folders: ``train-*.parquet`` or `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -146,7 +146,7 @@ class ShardRows(BlockSamples):
         if columns <= _SQUARE:
             ends = np.linspace(0, rows, min(rows, 64) + 1).astype(int).tolist()
             parts = map_in_processes(partial(_gram, self), list(pairwise(ends)))
-            gram = np.sum([np.frombuffer(part).reshape(columns, columns) for part in parts], axis=0)
+            gram = np.sum([np.frombuffer(piece).reshape(columns, columns) for piece in parts], axis=0)
             return float(np.linalg.eigvalsh(gram)[-1]) / rows
         moments, scaling = self._moments, self.design.scaling
         center, scale = (0.0, 1.0) if scaling is None else (scaling.center, scaling.scale)
@@ -176,8 +176,8 @@ def _labels(survey_result: Survey, task: Task | Literal["auto"], where: str) -> 
                 f"{place_text} has more than 10,000 different values, which are not classes; use task=regression"
             )
         return (), "regression"
-    text = bool(survey_result.labels) and isinstance(survey_result.labels[0], str)
-    values = np.array(survey_result.labels, dtype=object if text else np.float64)
+    is_text = bool(survey_result.labels) and isinstance(survey_result.labels[0], str)
+    values = np.array(survey_result.labels, dtype=object if is_text else np.float64)
     few = 2 * len(values) <= survey_result.rows
     _, task_read, _ = read_target(np.repeat(values, 2) if few else values, task, place_text)
     return (tuple(survey_result.labels) if task_read != "regression" else ()), task_read
@@ -187,45 +187,64 @@ def _encoding(shards: Shards, survey_result: Survey, fill: str | None, where: st
     """Return the encoding of columns as numbers, the moments of the encoded columns, and their number."""
     rows, moments = float(survey_result.rows), survey_result.moments
     if not survey_result.names:
-        if fill is not None:
-            raise BadInput(f"fill={fill} is for Parquet and CSV files; {where} have no columns of their own")
-        if not len(moments.mean):
-            raise BadInput(f"{where} have no columns beside the target")
+        _check_unnamed(moments, fill, where)
         return Encoding(), moments, len(moments.mean)
     names = survey_result.names
     places, target = places_of(shards, names, where)
     if not places:
         raise BadInput(f"{where} have no columns beside the target")
-    columns, parts = [], []
-    for number, place in enumerate(places):
-        own = Moments(*(part[number : number + 1] for part in moments))
-        words = survey_result.words.get(place)
-        if words is not None and {word.lower() for word in words} <= {"true", "false"}:
-            own = _of_counts(
-                [sum(count for word, count in words.items() if word.lower() == "true")], sum(words.values())
-            )
-            words = None
-        known_count = float(own.present[0]) if words is None else float(sum(words.values()))
-        place_text = f"column '{shown(names[place])}' of {where}"
-        if not known_count or (known_count < rows and words is None and fill is None):
-            raise BadInput(
-                f"{place_text} is missing or not finite in {int(rows - known_count):,} rows; remove or fill them "
-                "(fill=mean)"
-                if known_count
-                else f"{place_text} has no value; leave it out (columns=)"
-            )
+    columns, moments_of = [], []
+    for number, index in enumerate(places):
+        column_moments = Moments(*(values[number : number + 1] for values in moments))
+        words = survey_result.words.get(index)
+        if words is not None and _are_truths(words):
+            column_moments, words = _of_truths(words), None
+        column_name = f"column '{shown(names[index])}' of {where}"
+        present = float(column_moments.present[0]) if words is None else float(sum(words.values()))
+        _check_present(present, rows, column_name, filled=words is not None or fill is not None)
         if words is None:
-            columns.append(Column(names[place], (), None if fill is None else float(own.mean[0])))
-            zero = own.nonzero + (rows - known_count) * (own.mean != 0)
-            parts.append(own._replace(present=np.array([rows]), nonzero=zero))
-            continue
-        check_categories(words, place_text)
-        counts = {**words, "": rows - known_count} if known_count < rows else words
-        kinds = tuple(sorted(counts))
-        columns.append(Column(names[place], kinds, "" if "" in counts or fill is not None else None))
-        parts.append(_of_counts([counts[word] for word in kinds], rows))
+            columns.append(Column(names[index], (), None if fill is None else float(column_moments.mean[0])))
+            moments_of.append(_filled(column_moments, rows))
+        else:
+            check_categories(words, column_name)
+            counts = {**words, "": rows - present} if present < rows else dict(words)
+            columns.append(Column(names[index], tuple(sorted(counts)), "" if "" in counts or fill else None))
+            moments_of.append(_of_counts([counts[word] for word in sorted(counts)], rows))
     encoding = Encoding(tuple(columns), bool(survey_result.header), label=names[target])
-    return encoding, Moments(*(np.concatenate(part) for part in zip(*parts, strict=True))), encoding.width
+    return encoding, Moments(*map(np.concatenate, zip(*moments_of, strict=True))), encoding.width
+
+
+def _check_unnamed(moments: Moments, fill: str | None, where: str) -> None:
+    """Raise BadInput for a setting that needs columns with names, and for arrays without columns."""
+    if fill is not None:
+        raise BadInput(f"fill={fill} is for Parquet and CSV files; {where} have no columns of their own")
+    if not len(moments.mean):
+        raise BadInput(f"{where} have no columns beside the target")
+
+
+def _check_present(present: float, rows: float, where: str, *, filled: bool) -> None:
+    """Raise BadInput for a column without values, or without some, unless missing ones are ``filled``."""
+    if not present:
+        raise BadInput(f"{where} has no value; leave it out (columns=)")
+    if present < rows and not filled:
+        raise BadInput(
+            f"{where} is missing or not finite in {int(rows - present):,} rows; remove or fill them (fill=mean)"
+        )
+
+
+def _are_truths(words: Mapping[str, int]) -> bool:
+    return {word.lower() for word in words} <= {"true", "false"}
+
+
+def _of_truths(words: Mapping[str, int]) -> Moments:
+    """Return the moments of a column of the words true and false, as 1 and 0."""
+    return _of_counts([sum(count for word, count in words.items() if word.lower() == "true")], sum(words.values()))
+
+
+def _filled(moments: Moments, rows: float) -> Moments:
+    """Return the moments of a column after missing values are replaced by its mean."""
+    nonzero = moments.nonzero + (rows - moments.present) * (moments.mean != 0)
+    return moments._replace(present=np.array([rows]), nonzero=nonzero)
 
 
 def _of_counts(counts: Sequence[float], rows: float) -> Moments:
@@ -287,15 +306,15 @@ class LinearBatches(Batches):
         """Return the gradient of the sum of losses, added up block by block."""
         W = as_matrix(w, self.outputs)
         total = np.zeros_like(W)
-        for part in chosen.parts(self.most):
-            X, y = part.batch
+        for sample_batch in chosen.parts(self.most):
+            X, y = sample_batch.batch
             total += X.T @ slope_of(self.kind, X @ W, y)
         return total.reshape(-1)
 
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of losses, added up block by block."""
         W = as_matrix(w, self.outputs)
-        batches = (part.batch for part in chosen.parts(self.most))
+        batches = (sample_batch.batch for sample_batch in chosen.parts(self.most))
         return float(sum(losses_of(self.kind, X @ W, y).sum() for X, y in batches))
 
 
@@ -391,12 +410,12 @@ def as_shards(data: str) -> str | None:
     >>> as_shards("s3://bucket/train-*.parquet"), as_shards("digits")
     ('shards:files=(s3://bucket/train-*.parquet)', None)
     """
-    text = data.strip()
-    if text.partition(":")[0] == "shards":
-        values = parse(text)[1]
+    stripped = data.strip()
+    if stripped.partition(":")[0] == "shards":
+        values = parse(stripped)[1]
         values["files"] = values.pop("", values.get("files", ""))
-    elif "://" in text or any(sign in text.partition(":")[0] for sign in "*?["):
-        values = {"files": text}
+    elif "://" in stripped or any(sign in stripped.partition(":")[0] for sign in "*?["):
+        values = {"files": stripped}
     else:
         return None
     for key in ("files", "test"):

@@ -19,7 +19,7 @@ from anyk.problems.data.dataset import Dirichlet
 from anyk.problems.data.sample_batches import Arrays, PartitionSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import Stream
-from anyk.problems.linear.regression import SoftmaxRegression
+from anyk.problems.linear.regression import SoftmaxRegression, ordered_rows
 from anyk.problems.linear.row_partitions import losses_of, softmax_slope
 from anyk.problems.predicting import Predictor, layers_of, scores_of
 
@@ -106,7 +106,7 @@ class TwoLayerNetwork(SoftmaxRegression):
     ) -> TwoLayerPartitions:
         """Divide the rows into partitions; raise :class:`~anyk.BadInput` for fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
-        return TwoLayerPartitions(*self._rows(ends)[:2], ends, self.hidden, self.outputs)
+        return TwoLayerPartitions(*ordered_rows(self, ends)[:2], ends, self.hidden, self.outputs)
 
     def predictor(self) -> Predictor:
         return replace(super().predictor(), hidden=self.hidden)

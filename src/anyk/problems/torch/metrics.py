@@ -91,7 +91,7 @@ def default_metrics(network: Network, targets: Any) -> Metrics:
     }
     loss: Any = network.loss
     if isinstance(loss, FunctionType):
-        loss = next((made() for function, made in functions.items() if function is loss), loss)
+        loss = next((make() for function, make in functions.items() if function is loss), loss)
     kind = type(loss)
     if kind in (nn.CrossEntropyLoss, nn.NLLLoss) and not targets.is_floating_point():
         return {"accuracy": PerTarget(_RightClass(int(loss.ignore_index), loss.weight))}
@@ -123,51 +123,92 @@ def compute_metrics(network: Network, metrics: Metrics, parts: Iterator[SampleBa
     targets) receive all samples together; functions of (module, batch) are averaged over the samples, or over the
     counted terms of the loss. The loss and default metrics are averaged with the samples' weights.
     """
-    import torch
+    evaluation = _Evaluation(network, metrics)
+    for sample_batch in parts:
+        evaluation.add(sample_batch)
+    return evaluation.values()
 
-    means = {name: _Mean() for name in metrics}
-    collected = {name: fresh(metric) for name, metric in metrics.items() if is_collected(metric)}
-    kept: list[tuple[Any, Any, torch.Tensor | None]] = []  # for functions of all samples
-    functions = {
-        name: metric
-        for name, metric in metrics.items()
-        if callable(metric) and name not in collected and not isinstance(metric, PerTarget)
-    }
-    for part in parts:
-        batch = network.on_device(part.batch)
+
+class _Evaluation:
+    """Metrics of a network to which held-out batches are added one after the other."""
+
+    def __init__(self, network: Network, metrics: Metrics) -> None:
+        self._network, self._metrics = network, metrics
+        self._means = {name: _Mean() for name in metrics}
+        self._collected = {name: fresh(metric) for name, metric in metrics.items() if is_collected(metric)}
+        self._functions = {
+            name: metric
+            for name, metric in metrics.items()
+            if callable(metric) and name not in self._collected and not isinstance(metric, PerTarget)
+        }
+        self._kept: list[tuple[Any, Any, torch.Tensor | None]] = []  # for functions of all samples
+
+    def add(self, sample_batch: SampleBatch) -> None:
+        """Compute a batch's part of each metric."""
+        import torch
+
+        network, metrics = self._network, self._metrics
+        batch = network.on_device(sample_batch.batch)
         outputs = None if network.takes_module else network.outputs(batch)
         if HELD_OUT_LOSS in metrics and metrics[HELD_OUT_LOSS] is None:
-            means[HELD_OUT_LOSS].add(*network.loss_and_terms(batch, outputs, part))
-        weights = None if part.weights is None else torch.from_numpy(part.weights)
+            self._means[HELD_OUT_LOSS].add(*_loss_and_terms(network, batch, outputs, sample_batch))
+        weights = None if sample_batch.weights is None else torch.from_numpy(sample_batch.weights)
         if network.takes_module:
             arguments: tuple[Any, Any] = network.module, batch
         else:
-            arguments = map_tensors(outputs, _on_cpu), map_tensors(part.batch[-1], _on_cpu)
+            arguments = map_tensors(outputs, _on_cpu), map_tensors(sample_batch.batch[-1], _on_cpu)
         for name, metric in metrics.items():
             if isinstance(metric, PerTarget):
-                means[name].add(*_over_targets(name, metric, *arguments, part.weights))
-        for name, metric in collected.items():
+                self._means[name].add(*_over_targets(name, metric, *arguments, sample_batch.weights))
+        for name, metric in self._collected.items():
             with_weights(metric.update, name, arguments, weights)
-        if not functions:
-            continue
-        if not network.takes_module:
-            kept.append((*arguments, weights))
-            continue
-        terms = network.terms(batch, part.size) * (1.0 if part.weights is None else float(part.weights.mean()))
-        for name, metric in functions.items():
+        if self._functions and not network.takes_module:
+            self._kept.append((*arguments, weights))
+        elif self._functions:
+            self._add_to_means(batch, sample_batch)
+
+    def _add_to_means(self, batch: Batch, sample_batch: SampleBatch) -> None:
+        """Add the user's functions of a module and a batch to their means over the terms of the loss."""
+        terms = self._network.terms(batch, sample_batch.size) * (
+            1.0 if sample_batch.weights is None else float(sample_batch.weights.mean())
+        )
+        for name, metric in self._functions.items():
             if terms:
-                means[name].add(metric_number(name, metric(*arguments)) * terms, terms)
-    values = {name: mean.value for name, mean in means.items()}
-    values |= {name: metric_number(name, metric.compute()) for name, metric in collected.items()}
-    if kept:
-        outputs, targets, weights = _together(kept, next(iter(functions)))
-        for name, metric in functions.items():
-            values[name] = metric_number(name, with_weights(metric, name, (outputs, targets), weights))
-    return values
+                self._means[name].add(metric_number(name, metric(self._network.module, batch)) * terms, terms)
+
+    def values(self) -> dict[str, float]:
+        """Return the metrics by name."""
+        values = {name: mean.value for name, mean in self._means.items()}
+        values |= {name: metric_number(name, metric.compute()) for name, metric in self._collected.items()}
+        if self._kept:
+            outputs, targets, weights = _together(self._kept, next(iter(self._functions)))
+            for name, metric in self._functions.items():
+                values[name] = metric_number(name, with_weights(metric, name, (outputs, targets), weights))
+        return values
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu()  # a module that differentiates is evaluated with gradients
+
+
+def _loss_and_terms(network: Network, batch: Batch, outputs: Any, sample_batch: SampleBatch) -> tuple[float, float]:
+    """Return the sum of the losses of a batch of held-out samples, and the number of their terms, both weighted."""
+    weights = sample_batch.weights
+    if weights is None or network.alone:
+        weight = 1.0 if weights is None else float(weights[0])
+        terms = network.terms(batch, sample_batch.size)
+        if network.ignored is not None and not batch[-1].is_floating_point():
+            terms = float((batch[-1] != network.ignored).sum())
+        if not terms * weight:
+            return 0.0, 0.0
+        loss = network.loss_at(network.module, batch) if network.takes_module else network.loss_at(outputs, batch[-1])
+        return weight * float(loss.detach()) * (terms if network.mean else 1.0), weight * terms
+    network.loss_factor(batch, 1)
+    terms = float(weights.sum())
+    if network.ignored is not None and not batch[-1].is_floating_point():
+        counts = (batch[-1] != network.ignored).reshape(sample_batch.size, -1).sum(dim=1)
+        terms = float(counts.cpu().numpy() @ weights)
+    return float(network.loss_at(outputs, batch[-1], weights).detach()), terms
 
 
 def _over_targets(
@@ -191,11 +232,11 @@ def _over_targets(
     return float((values.where(shares != 0, 0.0) * shares).sum()), float(shares.sum())
 
 
-def _together(kept: list[tuple[Any, Any, Any]], name: str) -> tuple[torch.Tensor, torch.Tensor, Any]:
+def _together(batches: list[tuple[Any, Any, Any]], name: str) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """Return outputs, targets and weights of all held-out samples; raise if they cannot be put together."""
     import torch
 
-    outputs, targets, weights = zip(*kept, strict=True)
+    outputs, targets, weights = zip(*batches, strict=True)
     for one in outputs:
         if not isinstance(one, torch.Tensor):
             raise BadInput(
@@ -203,7 +244,7 @@ def _together(kept: list[tuple[Any, Any, Any]], name: str) -> tuple[torch.Tensor
                 "compute receives them as they are"
             )
     try:
-        whole = torch.cat(outputs), torch.cat(targets)
+        joined = torch.cat(outputs), torch.cat(targets)
     except (RuntimeError, TypeError):
         shapes = " and ".join(str(tuple(shape)) for shape in sorted({one.shape[1:] for one in outputs})[:2])
         raise BadInput(
@@ -211,10 +252,10 @@ def _together(kept: list[tuple[Any, Any, Any]], name: str) -> tuple[torch.Tensor
             f"in shape ({shapes} for each sample); give an object with update and compute, which receives batch after "
             "batch"
         ) from None
-    return *whole, None if weights[0] is None else torch.cat(weights)
+    return *joined, None if weights[0] is None else torch.cat(weights)
 
 
 def check_on_trial(network: Network, metrics: Metrics, batch: Batch, size: int, weights: Floats | None) -> None:
     """Raise :class:`~anyk.BadInput` if default metrics cannot be computed from a few held-out samples."""
-    own = {name: metric for name, metric in metrics.items() if metric is None or isinstance(metric, PerTarget)}
-    compute_metrics(network, own, iter([SampleBatch(batch, size, 0, None, weights)]))
+    defaults = {name: metric for name, metric in metrics.items() if metric is None or isinstance(metric, PerTarget)}
+    compute_metrics(network, defaults, iter([SampleBatch(batch, size, 0, None, weights)]))

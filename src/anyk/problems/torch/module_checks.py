@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -72,22 +72,22 @@ def check_module(module: object) -> None:
         )
     if not isinstance(module, torch.nn.Module):
         raise BadInput(f"the module must be a torch.nn.Module, got {_describe(module)}")
-    for name, part in module.named_modules():
-        if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.parallel.DistributedDataParallel):
             raise BadInput(
                 "the module is wrapped in DistributedDataParallel, whose processes average gradients themselves; give "
                 "the module inside, module.module"
             )
-        computed = [key for key, value in vars(part).items() if isinstance(value, torch.Tensor) and not value.is_leaf]
+        computed = [key for key, value in vars(layer).items() if isinstance(value, torch.Tensor) and not value.is_leaf]
         if computed:
-            place = f"{name}.{computed[0]}".removeprefix(".")
+            path = f"{name}.{computed[0]}".removeprefix(".")
             raise BadInput(
-                f"'{place}' of the module is computed from parameters, and torch cannot copy it; if "
+                f"'{path}' of the module is computed from parameters, and torch cannot copy it; if "
                 "torch.nn.utils.prune or its older weight_norm or spectral_norm left it there, use "
                 "torch.nn.utils.parametrizations or parametrize instead, or make it permanent (prune.remove); if a "
                 "forward pass stores it, .detach() it"
             )
-        if getattr(part, "scale_grad_by_freq", False):
+        if getattr(layer, "scale_grad_by_freq", False):
             raise BadInput(
                 f"'{name}' divides gradients by how often a number occurs in a batch (scale_grad_by_freq=True), so "
                 "that the gradient of a batch is not the sum of its samples'; use scale_grad_by_freq=False"
@@ -113,11 +113,11 @@ def is_mean(loss: object, reduction: str | None) -> bool:
     """Return whether the loss of a batch is a mean; refuse a mean that does not weigh all samples alike."""
     import torch
 
-    own = getattr(loss, "reduction", None)
-    own = "mean" if own == "batchmean" else own  # torch's KLDivLoss: the sum divided by the number of samples
-    if reduction is not None and own in ("mean", "sum") and reduction != own:
-        raise BadInput(f"reduction is '{reduction}', but the loss itself returns the {own}")
-    reduction = reduction or own or "mean"
+    stated = getattr(loss, "reduction", None)
+    stated = "mean" if stated == "batchmean" else stated  # torch's KLDivLoss: the sum divided by the number of samples
+    if reduction is not None and stated in ("mean", "sum") and reduction != stated:
+        raise BadInput(f"reduction is '{reduction}', but the loss itself returns the {stated}")
+    reduction = reduction or stated or "mean"
     if reduction not in ("mean", "sum"):
         raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
     weighted = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)) and loss.weight is not None
@@ -188,14 +188,18 @@ def check_loss(network: Network, outputs: object, targets: torch.Tensor, samples
         rows = slice(int(places[0]), int(places[-1]) + 1)
         parts = [leaf[rows].detach() for leaf in leaves]
         if nudge is not None:
-            parts = [_nudge_values(part, network, nudge) if part.is_floating_point() else part for part in parts]
-        inputs = [part.requires_grad_() for part in parts if part.is_floating_point()]
+            parts = [
+                _nudge_values(tensor, network, nudge) if tensor.is_floating_point() else tensor for tensor in parts
+            ]
+        inputs = [tensor.requires_grad_() for tensor in parts if tensor.is_floating_point()]
         loss = network.loss_at(pytree.tree_unflatten(parts, tree), targets[rows])
         gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
         by_sample = torch.cat([g.reshape(len(g), -1).double() for g in gradients if g is not None], dim=1)
         gradient = np.zeros((len(singles), by_sample.shape[1]))
-        whole = len(places) == count
-        gradient[... if whole else singles == places] = (by_sample[singles] if whole else by_sample).cpu().numpy()
+        all_samples = len(places) == count
+        gradient[... if all_samples else singles == places] = (
+            (by_sample[singles] if all_samples else by_sample).cpu().numpy()
+        )
         factor = len(places) if network.mean else 1
         return np.append(float(loss.detach()), gradient) * factor
 
@@ -239,69 +243,98 @@ def check_samples(
 
     if count < 2:
         return
-    terms = [0.0, np.nan]  # number of terms of all samples together, and its sum over single samples
-
-    def measure(places: Index, nudge: int | None) -> Floats:
-        single = len(places) == 1
-        try:
-            batch = batch_of(places)
-            batch_terms = network.terms(batch, len(places))
-            terms[single] = batch_terms if places[0] == 0 else terms[single] + batch_terms
-            if not batch_terms:
-                return np.zeros(1)
-            with _nudged_parameters(network, nudge):
-                inputs = trainable_parameters(network.module)
-                loss, gradients = network.gradients(lambda: network.loss_of(batch), inputs)
-            parts = [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradients, strict=True)]
-            flat = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)]).double().cpu().numpy()
-        except BadInput:
-            raise
-        except Exception as error:
-            if not single or lenient:
-                raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise BadInput(
-                f"it cannot be checked whether the loss is a sum over samples: it accepts several ({samples}), but for "
-                f"one of them alone it fails ({reason}); give a loss that accepts a single sample"
-            ) from None
-        if single and lenient and not np.isfinite(flat).all():
-            raise ValueError("a single sample has no gradient")
-        if single and not np.isfinite(flat).all():
-            raise BadInput(
-                f"the loss of {samples} together is a number, but the loss of one of them alone is not, as it ignores "
-                f"targets; {_SAMPLES_ADVICE}"
-            )
-        return np.asarray(flat * (batch_terms if network.mean else 1.0))
-
-    def is_sum() -> bool:
-        try:
-            return adds_up(measure, count, tolerance=_tolerance(network))
-        except BadInput:
-            raise
-        except Exception:  # as of a standard deviation, which a single sample has not
-            if not lenient or count < 2 * _PAIR:
-                raise
-        of_pairs = adds_up(measure, count - count % _PAIR, tolerance=_tolerance(network), together=_PAIR)
-        terms[1] = np.nan
-        return of_pairs
-
+    losses = _LossesOfSamples(network, batch_of, samples, lenient=lenient)
     network.module.eval()
     try:
         with warnings.catch_warnings(action="ignore"), torch.enable_grad():
-            correct = is_sum()
+            correct = losses.add_up(count)
     except BadInput:
         raise
     except Exception:  # the run reports what fails
         return
     finally:
         network.train()
-    if not np.isnan(terms[1]) and terms[1] != terms[0]:
+    if not np.isnan(losses.terms_singly) and losses.terms_singly != losses.terms:
         raise BadInput(
-            f"count returns {terms[0]:g} terms for {samples} together and {terms[1]:g} for them one by one; it must "
-            "return the number of terms that the loss of a batch adds up"
+            f"count returns {losses.terms:g} terms for {samples} together and {losses.terms_singly:g} for them one by "
+            "one; it must return the number of terms that the loss of a batch adds up"
         )
     if not correct:
         raise not_a_sum(samples, _MIXING if lenient else _SAMPLES_ADVICE, mean=network.mean)
+
+
+class _LossesOfSamples:
+    """Losses and gradients of several samples together and of single ones, for :func:`check_samples`."""
+
+    terms = 0.0  # of all samples together
+    terms_singly = np.nan  # the sum over single samples
+
+    def __init__(
+        self, network: Network, batch_of: Callable[[Index], Batch], samples: str, *, lenient: bool = False
+    ) -> None:
+        self._network, self._batch_of, self._samples, self._lenient = network, batch_of, samples, lenient
+
+    def add_up(self, count: int) -> bool:
+        """Return whether the gradient of ``count`` samples is the sum of the gradients of each, or of each two."""
+        tolerance = _tolerance(self._network)
+        try:
+            return adds_up(self._measure, count, tolerance=tolerance)
+        except BadInput:
+            raise
+        except Exception:  # as of a standard deviation, which a single sample has not
+            if not self._lenient or count < 2 * _PAIR:
+                raise
+        of_pairs = adds_up(self._measure, count - count % _PAIR, tolerance=tolerance, together=_PAIR)
+        self.terms_singly = np.nan
+        return of_pairs
+
+    def _measure(self, places: Index, nudge: int | None) -> Floats:
+        """Return the summed loss of some samples and its gradient."""
+        single = len(places) == 1
+        try:
+            batch = self._batch_of(places)
+            terms = self._network.terms(batch, len(places))
+            if single:
+                self.terms_singly = terms if places[0] == 0 else self.terms_singly + terms
+            else:
+                self.terms = terms if places[0] == 0 else self.terms + terms
+            if not terms:
+                return np.zeros(1)
+            values = _loss_and_gradient(self._network, batch, nudge)
+        except BadInput:
+            raise
+        except Exception as error:
+            if not single or self._lenient:
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise BadInput(
+                f"it cannot be checked whether the loss is a sum over samples: it accepts several ({self._samples}), "
+                f"but for one of them alone it fails ({reason}); give a loss that accepts a single sample"
+            ) from None
+        if single and not np.isfinite(values).all():
+            self._refuse_single()
+        return np.asarray(values * (terms if self._network.mean else 1.0))
+
+    def _refuse_single(self) -> NoReturn:
+        """Raise for a single sample whose loss or gradient is no number."""
+        if self._lenient:
+            raise ValueError("a single sample has no gradient")
+        raise BadInput(
+            f"the loss of {self._samples} together is a number, but the loss of one of them alone is not, as it "
+            f"ignores targets; {_SAMPLES_ADVICE}"
+        )
+
+
+def _loss_and_gradient(network: Network, batch: Batch, nudge: int | None) -> Floats:
+    """Return the loss of a batch, and then its gradient with respect to the trained parameters, in one vector."""
+    import torch
+
+    with _nudged_parameters(network, nudge):
+        inputs = trainable_parameters(network.module)
+        loss, gradients = network.gradients(lambda: network.loss_of(batch), inputs)
+    pieces = [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradients, strict=True)]
+    values = torch.cat([loss.detach().reshape(1), *(piece.reshape(-1) for piece in pieces)])
+    return np.asarray(values.double().cpu().numpy())
 
 
 @contextmanager
@@ -391,33 +424,33 @@ def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
     def moved(parameter: torch.Tensor) -> torch.Tensor:
         return parameter.detach() * 1.03 + 0.03 if parameter.requires_grad else parameter.detach()
 
-    own = copy.deepcopy(network)
-    own.device = "cpu"
-    own.train()
-    for parameter in own.module.parameters():
+    twin = copy.deepcopy(network)
+    twin.device = "cpu"
+    twin.train()
+    for parameter in twin.module.parameters():
         if parameter.requires_grad:
             parameter.data = moved(parameter)
     states, outside = [], []
     for batch in batches:
         with seeded_generators(0, torch.device("cpu")):
-            own.loss_of(batch)
-        states.append(_state_of(own))
-        outside.append(_variables_outside(own))
+            twin.loss_of(batch)
+        states.append(_state_of(twin))
+        outside.append(_variables_outside(twin))
     for name, *_ in differences(*outside[:2]) if len(outside) > 1 else ():
         raise _refusal(name)
-    for (place, before), (_, after) in zip(_roots(network), _roots(own), strict=True):
+    for (suffix, before), (_, after) in zip(_roots(network), _roots(twin), strict=True):
         parameters = dict(after.named_parameters())
         for name, parameter in before.named_parameters():
             if name in parameters and _differ(moved(parameter), parameters[name].detach()):
-                raise _refusal(f"parameter '{name}'{place}")
+                raise _refusal(f"parameter '{name}'{suffix}")
     return states
 
 
 def _variables_outside(network: Network) -> Variables:
     """Return the numbers outside of parts of the module, such as global counters, that forward pass and loss read."""
-    found = variables_of({"the loss": network.loss, "the module": network.module}, arrays=False)
+    variables = variables_of({"the loss": network.loss, "the module": network.module}, arrays=False)
     outside = ("variable '", " of class ", " of attribute '")
-    return {name: value for name, value in found.items() if any(word in name for word in outside)}
+    return {name: value for name, value in variables.items() if any(word in name for word in outside)}
 
 
 def _roots(network: Network) -> list[tuple[str, torch.nn.Module]]:
@@ -431,32 +464,35 @@ def _roots(network: Network) -> list[tuple[str, torch.nn.Module]]:
 def _state_of(network: Network) -> State:
     """Return copies of all buffers and attributes, without the running statistics of batch norm."""
     import torch
-    from torch.utils import _pytree as pytree
 
     buffers: ByName = {}
     attributes: ByName = {}
     internal = vars(torch.nn.Module())
-    for place, root in _roots(network):
+    for suffix, root in _roots(network):
         norms = parts_of(root, network.norms) if root is network.module else []
-        for path, part in root.named_modules():
-            name = f"{path}.{{}}'{place}" if path else f"{{}}'{place}"
-            if part not in norms:
-                own = {key: value for key, value in part._buffers.items() if not (is_norm(part) and key == _COUNT)}
-                buffers |= {f"buffer '{name.format(key)}": value for key, value in own.items()}
-            own = {key: value for key, value in vars(part).items() if key not in internal}
-            attributes |= {f"attribute '{name.format(key)}": value for key, value in own.items()}
+        for path, layer in root.named_modules():
+            name = f"{path}.{{}}'{suffix}" if path else f"{{}}'{suffix}"
+            if layer not in norms:
+                contents = {
+                    key: value for key, value in layer._buffers.items() if not (is_norm(layer) and key == _COUNT)
+                }
+                buffers |= {f"buffer '{name.format(key)}": value for key, value in contents.items()}
+            contents = {key: value for key, value in vars(layer).items() if key not in internal}
+            attributes |= {f"attribute '{name.format(key)}": value for key, value in contents.items()}
     if not isinstance(network.loss, torch.nn.Module):
-        own = getattr(network.loss, "__dict__", {})
-        attributes |= {f"attribute '{key}' of the loss": value for key, value in own.items()}
+        contents = getattr(network.loss, "__dict__", {})
+        attributes |= {f"attribute '{key}' of the loss": value for key, value in contents.items()}
+    return {name: _copies_in(value) for name, value in (buffers | attributes).items()}
+
+
+def _copies_in(value: object) -> list[Any]:
+    """Return copies of the tensors, arrays and numbers in a value."""
+    import torch
+    from torch.utils import _pytree as pytree
+
     kinds = (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
-    return {
-        name: [
-            leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
-            for leaf in pytree.tree_leaves(value)
-            if isinstance(leaf, kinds)
-        ]
-        for name, value in (buffers | attributes).items()
-    }
+    leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, kinds)]
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf) for leaf in leaves]
 
 
 def _differ(one: Any, other: Any) -> bool:

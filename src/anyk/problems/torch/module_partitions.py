@@ -24,6 +24,7 @@ from anyk.problems.torch.hooks import without_hooks
 from anyk.problems.torch.module_checks import check_loss, check_samples
 from anyk.problems.torch.network import (
     Network,
+    loss_sum,
     map_tensors,
     normalises_batches,
     put_kept,
@@ -57,6 +58,27 @@ class DeviceSamples(Samples):
             return self._batch if complete else map_tensors(self._batch, lambda tensor: tensor[rows])
         index = tensor_over(rows)
         return map_tensors(self._batch, lambda tensor: tensor[index.to(tensor.device)])
+
+
+def _gradients_of(
+    network: Network, parameters: Sequence[torch.nn.Parameter], batch: Batch, weights: Floats | None
+) -> tuple[Sequence[torch.Tensor | None], Any]:
+    """Return the gradients of a batch's loss, None for parameters that it does not use, and the module's outputs."""
+    inputs = [*parameters, *tensors_in(batch)]
+    versions = [tensor._version for tensor in inputs]
+    outputs: Any = None
+
+    def loss() -> torch.Tensor:
+        nonlocal outputs
+        if network.takes_module:
+            return network.loss_of(batch, weights)
+        outputs = network.outputs(batch)
+        return network.loss_at(outputs, batch[-1], weights)
+
+    _, gradients = network.gradients(loss, parameters)
+    if [tensor._version for tensor in inputs] != versions:
+        raise BadInput("the module changes its inputs or parameters in place, which other workers share")
+    return gradients, outputs
 
 
 class TorchPartitions(Batches):
@@ -131,9 +153,9 @@ class TorchPartitions(Batches):
 
         if self._network.device.startswith("cuda") and not torch.cuda.is_available():
             return
-        own = copy.copy(self)  # the module that is sent to workers stays on the CPU
-        own._network = copy.deepcopy(self._network)
-        self._trial = Trial.of(own._tried, self.rounding(), replicas=replicas, variables=self._variables())
+        twin = copy.copy(self)  # the module that is sent to workers stays on the CPU
+        twin._network = copy.deepcopy(self._network)
+        self._trial = Trial.of(twin._tried, self.rounding(), replicas=replicas, variables=self._variables())
 
     def _variables(self) -> Variables:
         """Return the variables that the user's code reads."""
@@ -177,44 +199,35 @@ class TorchPartitions(Batches):
             seeded_generators(seed_of_draws(bits, chosen.partition, chosen.rows), device),
             preserved_buffers(network.module),
         ):
-            for part in chosen.parts(self.most, bits):
-                batch = network.on_device(part.batch)
-                factor = network.loss_factor(batch, part.size, part.weights)
+            for sample_batch in chosen.parts(self.most, bits):
+                batch = network.on_device(sample_batch.batch)
+                factor = network.loss_factor(batch, sample_batch.size, sample_batch.weights)
                 if not factor:
                     continue
-                inputs = [*parameters, *tensors_in(batch)]
-                versions = [tensor._version for tensor in inputs]
-                outputs: Any = None
-
-                def loss(batch: Batch = batch, weights: Floats | None = part.weights) -> torch.Tensor:
-                    nonlocal outputs
-                    if network.takes_module:
-                        return network.loss_of(batch, weights)
-                    outputs = network.outputs(batch)
-                    return network.loss_at(outputs, batch[-1], weights)
-
-                _, gradients = network.gradients(loss, parameters)
-                if [tensor._version for tensor in inputs] != versions:
-                    raise BadInput("the module changes its inputs or parameters in place, which other workers share")
-                for place, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):
+                gradients, outputs = _gradients_of(network, parameters, batch, sample_batch.weights)
+                for i, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):
                     if gradient is not None:
                         piece.add_(gradient, alpha=factor)  # not applied to the loss, which may be bf16
-                        without.discard(place)
+                        without.discard(i)
                 if looks and not network.opaque:
                     with preserved_generators(cuda_generators(device)):  # random numbers of the loss leave no trace
-                        check_loss(network, outputs, batch[-1], f"{part.size} {of}")
+                        check_loss(network, outputs, batch[-1], f"{sample_batch.size} {of}")
             if looks and network.opaque:
-                most = min(TOGETHER, chosen.size, self.most or chosen.size)
-                some = np.unique(np.linspace(0, chosen.size - 1, most).astype(np.intp))
-
-                def batch_of(places: Index) -> Batch:
-                    return network.on_device(chosen.batch(some[places], bits))
-
-                check_samples(network, batch_of, len(some), f"{len(some)} {of}")
+                self._check_single_samples(chosen, of)
         self._gradients[chosen.partition] = number
-        for place in without:
-            pieces[place].fill_(NO_GRADIENT)
+        for i in without:
+            pieces[i].fill_(NO_GRADIENT)
         return total.cpu().numpy()
+
+    def _check_single_samples(self, chosen: PartitionSamples, of: str) -> None:
+        """Refuse a loss whose gradient of several samples is not the sum of theirs, by computing it for single ones."""
+        most = min(TOGETHER, chosen.size, self.most or chosen.size)
+        some = np.unique(np.linspace(0, chosen.size - 1, most).astype(np.intp))
+
+        def batch_of(places: Index) -> Batch:
+            return self._network.on_device(chosen.batch(some[places], self.key))
+
+        check_samples(self._network, batch_of, len(some), f"{len(some)} {of}")
 
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the losses in evaluation mode."""
@@ -224,7 +237,7 @@ class TorchPartitions(Batches):
         network.module.eval()
         try:
             with _threads(network.threads), preserved_buffers(network.module):
-                return network.loss_sum(evaluated.parts(self.most or DEFAULT_MICROBATCH))
+                return loss_sum(network, evaluated.parts(self.most or DEFAULT_MICROBATCH))
         finally:
             network.train()
 
@@ -240,8 +253,8 @@ class TorchPartitions(Batches):
 def use_leaves(network: Network, values: Values, leaves: Leaves, places: Sequence[int]) -> None:
     """Compute with these values; kept arrays at ``places`` are written into the module, all others are the initial."""
     network.set_values(values.build(leaves))
-    kept = {name: leaves.arrays[place] for place in places if (name := values.array_name(place)) in values.kept}
-    put_kept(network, kept)
+    tensors = {name: leaves.arrays[index] for index in places if (name := values.array_name(index)) in values.kept}
+    put_kept(network, tensors)
 
 
 def dtype_of(parameters: Sequence[torch.Tensor]) -> DType:
@@ -267,17 +280,17 @@ def pieces_of(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tor
     import torch
 
     parts = torch.split(flat, [prod(shape) for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [piece.view(shape) for piece, shape in zip(parts, shapes, strict=True)]
 
 
 def has_parameters(module: torch.nn.Module, w: Vector) -> bool:
     """Return whether a module's parameters are ``w``."""
     first = 0
     for parameter in trainable_parameters(module):
-        here = w[first : first + parameter.numel()]
-        if not np.array_equal(parameter.detach().cpu().numpy().reshape(-1), here):
+        piece = w[first : first + parameter.numel()]
+        if not np.array_equal(parameter.detach().cpu().numpy().reshape(-1), piece):
             return False
-        first += here.size
+        first += piece.size
     return True
 
 
@@ -301,26 +314,26 @@ def modes_of(module: torch.nn.Module, modes: Sequence[bool] | None = None) -> di
     if not module.training:
         return {}
     words = {True: "training mode", False: "evaluation mode"}
-    names, now = zip(*((name, part.training) for name, part in module.named_modules()), strict=True)
+    names, now = zip(*((name, layer.training) for name, layer in module.named_modules()), strict=True)
     return {
         f"the mode of the module.{name}": words[mode] for name, mode in zip(names, modes or now, strict=False) if name
     }
 
 
 @contextmanager
-def as_initial(module: torch.nn.Module, initial: torch.nn.Module, made: Sequence[bool]) -> Iterator[None]:
+def as_initial(module: torch.nn.Module, initial: torch.nn.Module, initial_modes: Sequence[bool]) -> Iterator[None]:
     """Let a module compute with the frozen parameters and the buffers of another, without hooks of its parameters.
 
-    ``made``: whether each part was in training mode when the other was copied from it; parts that still are in the
-    same, or in evaluation mode with the whole module, compute in the mode of the other's part.
+    ``initial_modes``: whether each part was in training mode when the other was copied from it; parts that still are in
+    the same, or in evaluation mode with the whole module, compute in the mode of the other's part.
     """
     parameters = [(parameter, parameter.data, parameter.requires_grad) for parameter in module.parameters()]
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(layer, layer.training) for layer in module.modules()]
     # a loop's dictionaries compute running statistics when they are read
-    computed = [(part, part._buffers) for part in module.modules() if type(part._buffers) is not dict]
+    computed = [(layer, layer._buffers) for layer in module.modules() if type(layer._buffers) is not dict]
     try:
-        for part, buffers in computed:
-            part._buffers = dict(dict.items(buffers))
+        for layer, buffers in computed:
+            layer._buffers = dict(dict.items(buffers))
         with preserved_buffers(module), without_hooks(module.parameters()):
             for (parameter, *_), initial_parameter in zip(parameters, initial.parameters(), strict=True):
                 parameter.requires_grad_(initial_parameter.requires_grad)
@@ -328,29 +341,29 @@ def as_initial(module: torch.nn.Module, initial: torch.nn.Module, made: Sequence
                     parameter.data = initial_parameter.data.to(parameter.device)
             for buffer, initial_buffer in zip(module.buffers(), initial.buffers(), strict=True):
                 buffer.copy_(initial_buffer)
-            whole = not module.training
-            for (part, mode), initial_part, was in zip(modes, initial.modules(), made, strict=True):
-                if whole or mode == was:
-                    part.training = initial_part.training
+            evaluating = not module.training
+            for (layer, mode), initial_part, was in zip(modes, initial.modules(), initial_modes, strict=True):
+                if evaluating or mode == was:
+                    layer.training = initial_part.training
             yield
     finally:
-        for part, buffers in computed:
-            part._buffers = buffers
+        for layer, buffers in computed:
+            layer._buffers = buffers
         for parameter, data, trained in parameters:
             parameter.data = data
             parameter.requires_grad_(trained)
-        for part, training in modes:
-            part.training = training
+        for layer, training in modes:
+            layer.training = training
 
 
 @contextmanager
 def preserved_buffers(module: torch.nn.Module) -> Iterator[None]:
     """Restore the buffers that a forward pass changes."""
-    buffers = [(part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
-    for part, name, buffer in buffers:
-        part._buffers[name] = None if buffer is None else buffer.clone()
+    buffers = [(layer, name, buffer) for layer in module.modules() for name, buffer in layer._buffers.items()]
+    for layer, name, buffer in buffers:
+        layer._buffers[name] = None if buffer is None else buffer.clone()
     try:
         yield
     finally:
-        for part, name, buffer in buffers:
-            part._buffers[name] = buffer
+        for layer, name, buffer in buffers:
+            layer._buffers[name] = buffer

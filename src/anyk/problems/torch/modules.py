@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.base.arrays import Vector, lacks_gradient
+from anyk.base.arrays import DType, Vector, lacks_gradient
 from anyk.base.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
 from anyk.problems.data.dataset import Dirichlet, build_split
@@ -26,7 +26,7 @@ from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, SampleBatch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.generators import seeded_generators
-from anyk.problems.given import ANEW, GivenArrays
+from anyk.problems.given import ANEW
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
@@ -63,6 +63,7 @@ from anyk.problems.torch.network import (
     Network,
     count_terms,
     kept_tensors,
+    loss_sum,
     map_tensors,
     parts_of,
     tensors_in,
@@ -70,15 +71,15 @@ from anyk.problems.torch.network import (
 )
 from anyk.problems.torch.tensor_samples import (
     CannotCombine,
+    ItemReading,
     Items,
-    Reading,
     finite_samples_of,
     labels_of,
     samples_of,
     tensor_over,
 )
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, DATA_SET, Computing, Watch, compare_copies, other_numbers
+from anyk.problems.watch import DATA, DATA_SET, CodeWatch, Computing, compare_copies, other_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -213,9 +214,9 @@ class TorchProblem(NetworkProblem):
         values: Mapping[str, Any] | None = None,
     ) -> None:
         device = str(device)  # it may be a torch.device
-        sampler, given = None, dataset
+        sampler, given_data = None, dataset
         if is_loader(dataset):
-            given = dataset.dataset
+            given_data = dataset.dataset
             loaded = read_loader(dataset, "the data set")
             dataset, self.step_samples, self.data_remarks = loaded.data, loaded.batch, (loaded.remark,)
             num_workers = num_workers or loaded.processes
@@ -243,8 +244,7 @@ class TorchProblem(NetworkProblem):
         self.module, self._given = module, list(module.parameters())
         self._given_loss, self._given_mean = loss, mean
         self._given_reduction = getattr(loss, "reduction", None)
-        self._made_modes = [part.training for part in module.modules()]
-        ignored = ignored_target(loss)
+        self._made_modes = [layer.training for layer in module.modules()]
         parameters = trainable_parameters(twin)
         self.dtype = dtype_of(parameters)
         self._made_with = self._numbers_of(twin)
@@ -252,48 +252,33 @@ class TorchProblem(NetworkProblem):
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = checked_l2(l2)
         # a sum, or a mean over terms that are counted, is right for any number of samples
-        reading = Reading(collate_fn, takes, transform, eval_transform, as_many=mean and count is None)
+        reading = ItemReading(collate_fn, takes, transform, eval_transform, as_many=mean and count is None)
         data = samples_of(dataset, "the data set", self.dtype, reading)
         no_labels = "the targets are not an array of one integer for each sample"
         self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
         held_out_samples, held_out_given = None, getattr(held_out, "dataset", held_out)
         if held_out is not None:
-            evaluated = reading.evaluated
-            if is_loader(held_out):
-                loaded = read_loader(held_out, "held_out")
-                if loaded.weights is not None:
-                    raise BadInput(
-                        "held_out is a DataLoader with a WeightedRandomSampler, and held-out samples are evaluated "
-                        "once each; leave the sampler out, and give held_out_weights if they count differently"
-                    )
-                held_out, evaluated = loaded.data, evaluated._replace(collate=loaded.collate)
-            held_out_samples = finite_samples_of(held_out, "held_out", self.dtype, evaluated)
+            held_out_samples = _held_out_samples(held_out, self.dtype, reading.evaluated)
         elif eval_transform is not None and not isinstance(data.head, Items):
             reading.evaluated.refuse_arrays("the data set", "arrays or shards")
         self._set_samples(data, held_out_samples)
         self._set_weights(weights, held_out_weights, sampling)
         self._drawn = {"weights": weights, "sampler": sampler}  # what the user may change, by its name
-        self._given_arrays = GivenArrays()
-        self._given_arrays.add(DATA, given, data.arrays)
-        self._given_arrays.add("held_out", held_out_given, () if held_out_samples is None else held_out_samples.arrays)
-        self._given_arrays.add(f"{DATA}'s weights", weights, ())
-        self._given_arrays.add("held_out_weights", held_out_weights, ())
+        self._note_given(given_data, held_out_given, weights, held_out_weights)
         if sampler is not None:
             self._given_arrays.add(f"{DATA}'s sampler", list(vars(sampler).values()), ())
-        if any(samples.weights is not None for samples in (data, held_out_samples) if samples is not None):
+        if self._weighted:
             with explaining("the first samples cannot be read", alone=RunFailed):
                 self._network.check_weighted(data.head.batch, min(_WEIGHED, len(data.head)))
-        if isinstance(data, Items):
-            data.processes = num_workers
-        elif num_workers and not self.step_samples:
-            raise BadInput("num_workers is for map-style data sets, which this is not; omit it")
+        _set_processes(data, num_workers, from_loader=bool(self.step_samples))
         # a partition of shards need not fit into memory
         self._microbatch = microbatch or (DEFAULT_MICROBATCH if isinstance(data, ShardSamples) else None)
-        if count is not None:
-            self._count_terms(count)
-        elif mean and ignored is not None:
-            self._count_targets(ignored)
+        self._set_terms(count, ignored_target(loss) if mean else None)
         self._try_gradient()
+        self._set_metrics(metrics, better)
+
+    def _set_metrics(self, metrics: Mapping[str, Metric] | None, better: Better | None) -> None:
+        """Set the metrics to report: the user's, or those that the loss determines; try them on held-out samples."""
         self._metrics = self._default_metrics() if metrics is None else check_metrics(metrics)
         self.metric = next(iter(self._metrics))
         self._set_better(better, self._metrics[self.metric], own=metrics is not None)
@@ -324,9 +309,9 @@ class TorchProblem(NetworkProblem):
             batch = map_tensors(head.batch(slice(0, size)), lambda tensor: tensor.clone())
             partitions = TorchPartitions(network, DeviceSamples(batch, size), cut(size, 1))
             gradient = partitions.partial_gradient(0, self.initial())
-            again = partitions.partial_gradient(0, self.initial())
+            second = partitions.partial_gradient(0, self.initial())
             if not np.allclose(
-                gradient, again, rtol=1e-3, atol=1e-3 * float(np.nanmax(np.abs(gradient), initial=0.0)), equal_nan=True
+                gradient, second, rtol=1e-3, atol=1e-3 * float(np.nanmax(np.abs(gradient), initial=0.0)), equal_nan=True
             ):
                 self.data_remarks = (*self.data_remarks, _IRREPEATABLE)
             ends = np.cumsum([prod(shape) for shape in self.shapes])[:-1]
@@ -346,7 +331,7 @@ class TorchProblem(NetworkProblem):
             second = self._data.head.batch(slice(size, 2 * size))
         except Exception:  # the run will report this
             return []
-        shapes = [[tensor.shape for tensor in tensors_in(each)] for each in (batch, second)]
+        shapes = [[tensor.shape for tensor in tensors_in(one_batch)] for one_batch in (batch, second)]
         return [second] if shapes[0] == shapes[1] else []
 
     def _try_loss(self, network: Network) -> None:
@@ -385,6 +370,13 @@ class TorchProblem(NetworkProblem):
                 raise BadInput(str(error)) from None
             except Exception:  # samples may not fit into one batch; the run will report other errors
                 continue
+
+    def _set_terms(self, count: Callable[[Any], Any] | None, ignored: int | None) -> None:
+        """Find out over what the loss is a mean: terms that ``count`` counts, or targets other than ``ignored``."""
+        if count is not None:
+            self._count_terms(count)
+        elif ignored is not None:
+            self._count_targets(ignored)
 
     def _count_terms(self, count: Callable[[Any], Any]) -> None:
         """Make the loss a mean over the terms of the whole data set, which are counted in one pass over it."""
@@ -458,15 +450,15 @@ class TorchProblem(NetworkProblem):
         changed = [a is not b for a, b in zip(self.changing_values.initial.arrays, leaves.arrays, strict=True)]
         other = copy.copy(self)
         other._network, other._last = copy.copy(self._network), None
-        places = [place for place, differs in enumerate(changed) if differs]
-        if any(self.changing_values.array_name(place) in self.changing_values.kept for place in places):
+        places = [index for index, differs in enumerate(changed) if differs]
+        if any(self.changing_values.array_name(index) in self.changing_values.kept for index in places):
             other._network = copy.deepcopy(self._network)
         use_leaves(other._network, self.changing_values, leaves, places)
         return other
 
-    def watch_code(self) -> Watch:
+    def watch_code(self) -> CodeWatch:
         """Return an object that notices if the given module, loss or data set compute something else than now."""
-        return Watch(self._present(self.split(1)), self._rounding(), is_read=self._is_read)
+        return CodeWatch(self._present(self.split(1)), self._rounding(), is_read=self._is_read)
 
     def _is_read(self, name: str) -> bool:
         """Return whether the loss may depend on a variable of the data, by the variable's name."""
@@ -488,8 +480,8 @@ class TorchProblem(NetworkProblem):
         try:
             with as_initial(self.module, self._network.module, self._made_modes):
                 one, other = (
-                    TorchPartitions(self._network, each, cut(len(rows), 1)).tried_with(self._live(), ROWS)
-                    for each in (some, changed)
+                    TorchPartitions(self._network, samples, cut(len(rows), 1)).tried_with(self._live(), ROWS)
+                    for samples in (some, changed)
                 )
         except Exception:  # such as a target that is out of range for its sample
             return True
@@ -500,7 +492,7 @@ class TorchProblem(NetworkProblem):
         live = self._live()
         copies = self._network.module
         roots = {"the loss": self._given_loss, "count": live.count, DATA: self._data.arrays, **self._data.code}
-        roots |= {f"{DATA}'s {name}": given for name, given in self._drawn.items() if given is not None}
+        roots |= {f"{DATA}'s {name}": value for name, value in self._drawn.items() if value is not None}
         items = self._data.mark if isinstance(self._data, Items) else ()
 
         def variables(*, arrays: bool = True) -> Variables:
@@ -538,19 +530,19 @@ class TorchProblem(NetworkProblem):
         self._given_arrays.check()
         self._check_made()
         live, copies, partitions = self._live(), self._network.module, self.split(1)
-        made = modes_of(self.module, self._made_modes)
+        initial_modes = modes_of(self.module, self._made_modes)
 
         def gradient(samples: int) -> Vector:
             copied = copy.copy(self._network)
             copied.place = live.place
-            there = next(copies.parameters()).device == live.place
-            copied.module = copies if there else copy.deepcopy(copies).to(live.place)
-            modes = [part.training for part in copies.modules()]
+            on_its_device = next(copies.parameters()).device == live.place
+            copied.module = copies if on_its_device else copy.deepcopy(copies).to(live.place)
+            modes = [layer.training for layer in copies.modules()]
             with as_initial(copied.module, copies, modes):
                 return partitions.tried_with(copied, samples)
 
         compare_copies(
-            Computing(lambda: variables_of({"the module": copies}) | made, gradient),
+            Computing(lambda: variables_of({"the module": copies}) | initial_modes, gradient),
             Computing(
                 lambda: variables_of({"the module": self.module}) | modes_of(self.module),
                 self._present(partitions).gradient,
@@ -566,7 +558,9 @@ class TorchProblem(NetworkProblem):
             )
         other = [name for name, kind in self._made_with.items() if numbers[name] != kind]
         if not begins:
-            trained = {f"parameter '{name}'" for name, given in self.module.named_parameters() if given.requires_grad}
+            trained = {
+                f"parameter '{name}'" for name, parameter in self.module.named_parameters() if parameter.requires_grad
+            }
             other = [name for name in other if name not in trained]
         return [other_numbers(other, "the module")] if other else []
 
@@ -581,8 +575,8 @@ class TorchProblem(NetworkProblem):
         copies = self._network.module
         forms, now = (
             {
-                name: f"{'trained' if each.requires_grad else 'frozen'} and of shape {tuple(each.shape)}"
-                for name, each in module.named_parameters()
+                name: f"{'trained' if parameter.requires_grad else 'frozen'} and of shape {tuple(parameter.shape)}"
+                for name, parameter in module.named_parameters()
             }
             for module in (copies, self.module)
         )
@@ -595,7 +589,7 @@ class TorchProblem(NetworkProblem):
             some = ", ".join(sorted(forms.keys() ^ now.keys())[:_LISTED])
             raise BadInput(f"the module has other parameters than when the problem was made ({some}); {ANEW}")
         parts, parts_now = (
-            {name: type(part).__name__ for name, part in module.named_modules()} for module in (copies, self.module)
+            {name: type(layer).__name__ for name, layer in module.named_modules()} for module in (copies, self.module)
         )
         for name in sorted(parts.keys() | parts_now.keys()):
             kind, kind_now = parts.get(name, "missing"), parts_now.get(name, "missing")
@@ -624,7 +618,7 @@ class TorchProblem(NetworkProblem):
         ).numpy()
 
     def _mean_loss(self, w: Vector) -> float:
-        return self._network_at(w).loss_sum(self._parts(self._data.evaluated)) / self.samples
+        return loss_sum(self._network_at(w), self._parts(self._data.evaluated)) / self.samples
 
     def metrics(self, w: Vector) -> dict[str, float]:
         if self._held_out is None:
@@ -664,10 +658,10 @@ class TorchProblem(NetworkProblem):
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
         """Return each parameter's index among the trainable parameters, None if frozen; raise for another module's."""
-        numbers, own = count(), self._network.module.parameters()
+        numbers, copied_parameters = count(), self._network.module.parameters()
         places = {
             id(original): next(numbers) if copied.requires_grad else None
-            for original, copied in zip(self._given, own, strict=True)
+            for original, copied in zip(self._given, copied_parameters, strict=True)
         }
         for parameter in parameters:
             if id(parameter) not in places:
@@ -680,15 +674,19 @@ class TorchProblem(NetworkProblem):
     @property
     def hooked_parameters(self) -> Sequence[str]:  # type: ignore[override]  # it follows the module, whose hooks may change
         """The names of the given module's trainable parameters that have hooks."""
-        own = self._network.module.parameters()
-        trainable = {id(given) for given, copied in zip(self._given, own, strict=True) if copied.requires_grad}
+        copied_parameters = self._network.module.parameters()
+        trainable = {
+            id(own_parameter)
+            for own_parameter, copied in zip(self._given, copied_parameters, strict=True)
+            if copied.requires_grad
+        }
         named = self.module.named_parameters()
         return [name for name, parameter in named if id(parameter) in trainable and has_hooks(parameter)]
 
     def through_hooks(self, w: Vector, gradient: Vector) -> Vector:
         """Return what the hooks of the given module's parameters make of a step's gradient at ``w``."""
-        own = self._network.module.parameters()
-        given = [given for given, copied in zip(self._given, own, strict=True) if copied.requires_grad]
+        copied_parameters = self._network.module.parameters()
+        given = [given for given, copied in zip(self._given, copied_parameters, strict=True) if copied.requires_grad]
         with explaining("a hook of a parameter fails", alone=RunFailed):
             return call_hooks(given, w, gradient)
 
@@ -737,16 +735,16 @@ class TorchProblem(NetworkProblem):
         if not norms:
             return
         momenta = [norm.momentum for norm in norms]
-        given = [[buffer.clone() for buffer in norm.buffers(recurse=False)] for norm in norms]
+        statistics = [[buffer.clone() for buffer in norm.buffers(recurse=False)] for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # the plain mean over all batches
         network.train()
         forward = network.loss_of if network.takes_module else network.outputs
         with network.without_gradient(), seeded_generators(0, network.move()):
-            for part in self._parts(data):
-                forward(network.on_device(part.batch))
-        for norm, momentum, initial in zip(norms, momenta, given, strict=True):
+            for sample_batch in self._parts(data):
+                forward(network.on_device(sample_batch.batch))
+        for norm, momentum, initial in zip(norms, momenta, statistics, strict=True):
             norm.momentum = momentum
             if not int(norm.num_batches_tracked):  # the forward pass does not use it, or sets it to evaluation mode
                 for buffer, value in zip(norm.buffers(recurse=False), initial, strict=True):
@@ -761,16 +759,39 @@ class TorchProblem(NetworkProblem):
         return 1 if alone else self._microbatch or DEFAULT_MICROBATCH
 
 
-def _only_one(loaded: Any, given: Any, name: str) -> Any:
+def _held_out_samples(held_out: Any, dtype: DType, reading: ItemReading) -> Samples:
+    """Return a user's held-out data, perhaps in a loader, as samples."""
+    if is_loader(held_out):
+        loaded = read_loader(held_out, "held_out")
+        if loaded.weights is not None:
+            raise BadInput(
+                "held_out is a DataLoader with a WeightedRandomSampler, and held-out samples are evaluated "
+                "once each; leave the sampler out, and give held_out_weights if they count differently"
+            )
+        held_out, reading = loaded.data, reading._replace(collate=loaded.collate)
+    return finite_samples_of(held_out, "held_out", dtype, reading)
+
+
+def _set_processes(data: Samples, processes: int, *, from_loader: bool) -> None:
+    """Have items read by further processes; raise BadInput for data without items, unless a loader has the number."""
+    if isinstance(data, Items):
+        data.processes = processes
+    elif processes and not from_loader:
+        raise BadInput("num_workers is for map-style data sets, which this is not; omit it")
+
+
+def _only_one(loaded: Any, argument: Any, name: str) -> Any:
     """Return what a loader has or else what was given; raise :class:`~anyk.BadInput` if there are both."""
-    if loaded is not None and given is not None:
+    if loaded is not None and argument is not None:
         raise BadInput(f"the DataLoader has {name} of its own; leave one of them out")
-    return given if loaded is None else loaded
+    return argument if loaded is None else loaded
 
 
 def _count_range(count: Callable[[Any], Any], data: Samples, most: int, ends: tuple[int, int]) -> bytes:
     """Return the number of terms in consecutive samples, from the first of ``ends`` up to the second, as text."""
     total = 0.0
-    for part in data.parts(*ends, most=most):
-        total += count_terms(count, part.batch) * (1.0 if part.weights is None else float(part.weights[0]))
+    for sample_batch in data.parts(*ends, most=most):
+        total += count_terms(count, sample_batch.batch) * (
+            1.0 if sample_batch.weights is None else float(sample_batch.weights[0])
+        )
     return str(total).encode()

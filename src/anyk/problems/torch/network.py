@@ -121,7 +121,7 @@ class Network:
     def keep_modes(self) -> None:
         """Let the parts that are in evaluation mode now stay in it, if the module itself is in training mode."""
         if self.module.training:
-            self.evaluated = frozenset(name for name, part in self.module.named_modules() if not part.training)
+            self.evaluated = frozenset(name for name, layer in self.module.named_modules() if not layer.training)
         self.train()
         self.norms = renewed_norms(self.module)
 
@@ -154,9 +154,9 @@ class Network:
     def train(self) -> None:
         """Set the module to training mode, without the parts that stay in evaluation mode."""
         self.module.train()
-        for name, part in self.module.named_modules():
+        for name, layer in self.module.named_modules():
             if name in self.evaluated:
-                part.training = False
+                layer.training = False
 
     def take_values(self, names: Sequence[str]) -> None:
         """Find out which of the values the module and the loss take; raise if there are any that nothing takes."""
@@ -173,9 +173,9 @@ class Network:
         import torch
 
         for root in (self.module, self.loss):
-            for part in root.modules() if isinstance(root, torch.nn.Module) else ():
-                if torch.nn.utils.parametrize.is_parametrized(part):  # each has a class of its own
-                    copyreg.pickle(type(part), _reduce_parametrized)
+            for layer in root.modules() if isinstance(root, torch.nn.Module) else ():
+                if torch.nn.utils.parametrize.is_parametrized(layer):  # each has a class of its own
+                    copyreg.pickle(type(layer), _reduce_parametrized)
         return self.__dict__ | {"place": None, _SETTINGS: _torch_settings()}
 
     def __setstate__(self, state: ByName) -> None:
@@ -208,9 +208,9 @@ class Network:
             if self.device == "cuda":
                 number = int(os.environ.get("ANYK_WORKER", "0")) % torch.cuda.device_count()
                 device = torch.device("cuda", number)
-        for part in (self.module, self.loss):
-            if isinstance(part, torch.nn.Module):
-                part.to(device)
+        for root in (self.module, self.loss):
+            if isinstance(root, torch.nn.Module):
+                root.to(device)
         self.place = device
         return device
 
@@ -242,7 +242,7 @@ class Network:
             if weights is None or self.alone:
                 loss: Any = self.loss(outputs, targets, **arguments(self.for_loss, self.values))
             else:
-                losses = self._sample_losses(outputs, targets)
+                losses = _sample_losses(self, outputs, targets)
                 factors = torch.tensor(weights, dtype=losses.dtype, device=losses.device)  # weights may be read-only
                 loss = (losses * factors)[factors != 0].sum()
         if not isinstance(loss, torch.Tensor) or loss.dim():
@@ -260,20 +260,6 @@ class Network:
         """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
         return size if self.count is None else count_terms(self.count, batch)
 
-    def _sample_losses(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each sample, shape (samples,)."""
-        import torch
-
-        loss: Any = self.loss
-        count = len(targets)
-        if type(loss).__module__ == "torch.nn.modules.loss" and hasattr(loss, "reduction"):
-            unreduced = copy.copy(loss)
-            unreduced.reduction = "none"
-            terms: torch.Tensor = unreduced(outputs, targets).reshape(count, -1)
-            return terms.mean(dim=1) if loss.reduction == "mean" else terms.sum(dim=1)
-        singles = [slice(i, i + 1) for i in range(count)]
-        return torch.stack([self.loss_at(map_tensors(outputs, itemgetter(one)), targets[one]) for one in singles])
-
     def check_weighted(self, batch_of: Callable[[slice], Batch], samples: int) -> None:
         """Find out whether the losses of weighted samples follow from the outputs of a batch, in evaluation mode.
 
@@ -287,7 +273,7 @@ class Network:
             if not self.alone:
                 with self.without_gradient(), seeded_generators(0, torch.device("cpu")):
                     batch = batch_of(slice(0, samples))
-                    losses = self._sample_losses(self.outputs(batch), batch[-1])
+                    losses = _sample_losses(self, self.outputs(batch), batch[-1])
                     singles = [self.loss_of(batch_of(slice(i, i + 1))) for i in range(samples)]
                 near = 0.02 if self.precision else 1e-3
                 self.alone = not torch.allclose(losses.double(), torch.stack(singles).double(), rtol=near, atol=1e-6)
@@ -317,39 +303,36 @@ class Network:
         terms = self.terms(batch, size)  # a batch without any adds nothing, and a mean over nothing is not a number
         return self.scale * (terms if self.mean else min(terms, 1.0))
 
-    def loss_sum(self, parts: Iterator[SampleBatch]) -> float:
-        """Return the sum of the losses of several batches, in evaluation mode."""
-        total = 0.0
-        with self.without_gradient():
-            for part in parts:
-                batch = self.on_device(part.batch)
-                if factor := self.loss_factor(batch, part.size, part.weights):
-                    total += float(self.loss_of(batch, part.weights).detach()) * factor
-        return total
-
-    def loss_and_terms(self, batch: Batch, outputs: Any, part: SampleBatch) -> tuple[float, float]:
-        """Return the sum of the losses of a batch of held-out samples, and the number of their terms, both weighted."""
-        weights = part.weights
-        if weights is None or self.alone:
-            weight = 1.0 if weights is None else float(weights[0])
-            terms = self.terms(batch, part.size)
-            if self.ignored is not None and not batch[-1].is_floating_point():
-                terms = float((batch[-1] != self.ignored).sum())
-            if not terms * weight:
-                return 0.0, 0.0
-            loss = self.loss_at(self.module, batch) if self.takes_module else self.loss_at(outputs, batch[-1])
-            return weight * float(loss.detach()) * (terms if self.mean else 1.0), weight * terms
-        self.loss_factor(batch, 1)
-        terms = float(weights.sum())
-        if self.ignored is not None and not batch[-1].is_floating_point():
-            counts = (batch[-1] != self.ignored).reshape(part.size, -1).sum(dim=1)
-            terms = float(counts.cpu().numpy() @ weights)
-        return float(self.loss_at(outputs, batch[-1], weights).detach()), terms
-
     def _autocast(self) -> Any:
         import torch
 
         return torch.autocast(self.kind, dtype=torch.bfloat16, enabled=self.precision is not None)
+
+
+def _sample_losses(network: Network, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each sample, shape (samples,)."""
+    import torch
+
+    loss: Any = network.loss
+    count = len(targets)
+    if type(loss).__module__ == "torch.nn.modules.loss" and hasattr(loss, "reduction"):
+        unreduced = copy.copy(loss)
+        unreduced.reduction = "none"
+        terms: torch.Tensor = unreduced(outputs, targets).reshape(count, -1)
+        return terms.mean(dim=1) if loss.reduction == "mean" else terms.sum(dim=1)
+    singles = [slice(i, i + 1) for i in range(count)]
+    return torch.stack([network.loss_at(map_tensors(outputs, itemgetter(one)), targets[one]) for one in singles])
+
+
+def loss_sum(network: Network, parts: Iterator[SampleBatch]) -> float:
+    """Return the sum of the losses of several batches, in evaluation mode."""
+    total = 0.0
+    with network.without_gradient():
+        for sample_batch in parts:
+            batch = network.on_device(sample_batch.batch)
+            if factor := network.loss_factor(batch, sample_batch.size, sample_batch.weights):
+                total += float(network.loss_of(batch, sample_batch.weights).detach()) * factor
+    return total
 
 
 def _reduce_parametrized(module: Any) -> tuple[Any, ...]:
@@ -386,8 +369,8 @@ def count_terms(count: Callable[[Batch], Any], batch: Batch) -> float:
     if not (value >= 0.0 and value.is_integer()):
         shape = getattr(number, "shape", ())
         kind = f"{type(number).__name__} of shape {tuple(shape)}" if shape else f"{type(number).__name__} {number}"
-        shown = f"{value:g}" if value >= 0.0 else kind
-        raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {shown}")
+        value_text = f"{value:g}" if value >= 0.0 else kind
+        raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {value_text}")
     return value
 
 
@@ -421,11 +404,11 @@ def kept_tensor(module: torch.nn.Module, name: str) -> torch.Tensor | None:
     """Return the frozen parameter or buffer that a module has now by a name as of :func:`kept_tensors`, or None."""
     path, _, key = name.split("'")[1].rpartition(".")
     try:
-        part = module.get_submodule(path)
+        layer = module.get_submodule(path)
     except AttributeError:
         return None
     # a loop's dictionaries compute running statistics when they are read
-    tensor: torch.Tensor | None = dict.get(part._buffers, key, part._parameters.get(key))
+    tensor: torch.Tensor | None = dict.get(layer._buffers, key, layer._parameters.get(key))
     return tensor
 
 
@@ -456,21 +439,21 @@ def renewed_norms(module: torch.nn.Module) -> tuple[str, ...]:
     """
     return tuple(
         name
-        for name, part in module.named_modules()
-        if is_norm(part) and part.running_mean is not None and part.training and part.momentum != 0
+        for name, layer in module.named_modules()
+        if is_norm(layer) and layer.running_mean is not None and layer.training and layer.momentum != 0
     )
 
 
 def normalises_batches(module: torch.nn.Module) -> bool:
     """Return whether a batch norm uses the statistics of the current batch in the module's present mode."""
-    return any(is_norm(part) and (part.training or part.running_mean is None) for part in module.modules())
+    return any(is_norm(layer) and (layer.training or layer.running_mean is None) for layer in module.modules())
 
 
-def is_norm(part: Any) -> bool:
+def is_norm(module: Any) -> bool:
     """Return whether a part of a module is a batch norm."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    return isinstance(part, _BatchNorm)
+    return isinstance(module, _BatchNorm)
 
 
 def parts_of(module: torch.nn.Module, names: Sequence[str]) -> list[Any]:

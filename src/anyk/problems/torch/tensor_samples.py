@@ -61,7 +61,7 @@ class Tensors(NamedForm):
         """Return which of ``count`` arrays hold targets."""
         if self.keys is None:
             return [count - 1]
-        return [place for place, key in enumerate(self.keys) if key in _LABELS]
+        return [index for index, key in enumerate(self.keys) if key in _LABELS]
 
 
 def checked_arrays(arrays: Sequence[Any], name: str, dtype: DType, keys: Sequence[Any] | None = None) -> list[Array]:
@@ -69,9 +69,9 @@ def checked_arrays(arrays: Sequence[Any], name: str, dtype: DType, keys: Sequenc
     if len(arrays) < (2 if keys is None else 1):
         raise BadInput(f"{name} must be inputs and targets, (X, y), got {len(arrays)} array")
     checked = [_array(array, name, dtype) for array in arrays]
-    for place in Tensors(keys).target_places(len(checked)):
-        if checked[place].dtype.kind in "iu":
-            checked[place] = checked[place].astype(np.int64, copy=False)  # torch's losses demand this type
+    for index in Tensors(keys).target_places(len(checked)):
+        if checked[index].dtype.kind in "iu":
+            checked[index] = checked[index].astype(np.int64, copy=False)  # torch's losses demand this type
     check_lengths(checked, name)
     return checked
 
@@ -81,9 +81,9 @@ def labels_of(data: Samples) -> Array | None:
     targets: list[Array] = []
     match data:
         case Arrays(form=Tensors() as form, arrays=arrays):
-            targets = [arrays[place] for place in form.target_places(len(arrays))]
-    whole = len(targets) == 1 and targets[0].dtype.kind in "biu" and targets[0].ndim == 1
-    return targets[0] if whole else None
+            targets = [arrays[index] for index in form.target_places(len(arrays))]
+    has_labels = len(targets) == 1 and targets[0].dtype.kind in "biu" and targets[0].ndim == 1
+    return targets[0] if has_labels else None
 
 
 def _as_arrays(dtype: DType, named: dict[str, Array], where: str) -> dict[str, Array]:
@@ -96,7 +96,7 @@ class CannotCombine(RunFailed):
     """The error for items that cannot be combined, although others may be."""
 
 
-class Reading(NamedTuple):
+class ItemReading(NamedTuple):
     """The conversion of items to samples, and of samples to a batch.
 
     ``collate``: combines samples, by default as torch does. ``free``: a batch may have any type. ``transform``: turns
@@ -111,7 +111,7 @@ class Reading(NamedTuple):
     as_many: bool = False
 
     @property
-    def evaluated(self) -> Reading:
+    def evaluated(self) -> ItemReading:
         """The conversion for evaluation."""
         return self._replace(transform=self.eval_transform)
 
@@ -131,7 +131,7 @@ class Items(Samples):
     processes = 0  # number of processes that each worker starts to read items
     _readers: _Readers | None = None
 
-    def __init__(self, data: object, reading: Reading) -> None:
+    def __init__(self, data: object, reading: ItemReading) -> None:
         self.mark, self._reading = data, reading
         self._rows: Index | None = None  # the items of the data set that are samples, if not all
 
@@ -191,11 +191,26 @@ class Items(Samples):
     def _together(self, items: list[Any], numbers: Sequence[int]) -> Batch:
         """Return items as a batch."""
         import torch
-        from torch.utils.data import default_collate
 
         collate, free = self._reading.collate, self._reading.free
         if collate is None and not free and not isinstance(items[0], (tuple, list)):
             raise BadInput(f"an item of a data set {_PAIR}, got {_described(items[0])}; {_OTHERWISE}")
+        batch = self._collated(items, numbers)
+        if self._reading.as_many and collate is not None:
+            self._check_size(batch, len(items))
+        if free:
+            return batch
+        parts = batch if isinstance(batch, (tuple, list)) else ()
+        if len(parts) < 2 or not all(isinstance(tensor, torch.Tensor) for tensor in parts):
+            what, got = ("an item of a data set", items[0]) if collate is None else ("a batch", batch)
+            raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
+        return tuple(parts)
+
+    def _collated(self, items: list[Any], numbers: Sequence[int]) -> Any:
+        """Return what the user's function, or torch's, makes of items."""
+        from torch.utils.data import default_collate
+
+        collate = self._reading.collate
         for i, item in zip(numbers, items, strict=True):
             if item is None and collate is None and i != numbers[0]:
                 raise RunFailed(f"item {i} of the data set is None")
@@ -205,17 +220,7 @@ class Items(Samples):
             by = "torch's default_collate" if collate is None else "collate_fn"
             reason = f"({by}): {describe_error(error)}"
             raise CannotCombine(f"items {_listed(numbers)} of the data set cannot be put together {reason}") from error
-        if isinstance(batch, Mapping):
-            batch = dict(batch)  # tokenizers have mappings of their own
-        if self._reading.as_many and collate is not None:
-            self._check_size(batch, len(items))
-        if free:
-            return batch
-        parts = batch if isinstance(batch, (tuple, list)) else ()
-        if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
-            what, got = ("an item of a data set", items[0]) if collate is None else ("a batch", batch)
-            raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
-        return tuple(parts)
+        return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
 
     def _check_size(self, batch: Batch, items: int) -> None:
         """Refuse a batch with another number of samples than items: its mean would have a wrong weight."""
@@ -226,9 +231,9 @@ class Items(Samples):
         tensors = [leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
         lengths = sorted({len(tensor) for tensor in tensors if tensor.dim()})
         if lengths and items not in lengths:
-            found = " or ".join(map(str, lengths))
+            sizes = " or ".join(map(str, lengths))
             raise BadInput(
-                f"collate_fn makes a batch of {found} samples of {items} items, so that the mean of its loss would "
+                f"collate_fn makes a batch of {sizes} samples of {items} items, so that the mean of its loss would "
                 f"count as that of {items}; give count=…, a function of a batch that returns the number of terms in "
                 "its mean, or a loss that is a sum, with reduction='sum'"
             )
@@ -247,7 +252,7 @@ def _listed(numbers: Sequence[int]) -> str:
 def _described(item: object) -> str:
     """Return an item of a data set in a few words."""
     if isinstance(item, (tuple, list)):
-        return f"{type(item).__name__} of {', '.join(type(part).__name__ for part in item) or 'nothing'}"
+        return f"{type(item).__name__} of {', '.join(type(element).__name__ for element in item) or 'nothing'}"
     keys = f" with keys {', '.join(map(repr, item))}" if isinstance(item, dict) else ""
     return f"{type(item).__name__}{keys}"
 
@@ -262,7 +267,7 @@ def _array(array: object, name: str, dtype: DType) -> Array:
     return number_array(array, name, dtype)
 
 
-def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Samples:
+def samples_of(data: object, name: str, dtype: DType, reading: ItemReading) -> Samples:
     """Return a user's training data as samples; raise :class:`~anyk.BadInput` if that is impossible."""
     from torch.utils.data import IterableDataset
 
@@ -281,9 +286,8 @@ def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Sampl
     return finite_samples_of(data, name, dtype, reading)
 
 
-def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
+def finite_samples_of(data: Any, name: str, dtype: DType, reading: ItemReading) -> Samples:
     """Return the same as :func:`samples_of`, but refuse streams."""
-    import torch
     from torch.utils.data import IterableDataset
 
     if isinstance(data, Stream | IterableDataset):
@@ -294,9 +298,17 @@ def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> S
         if samples.named and not reading.free:
             raise BadInput(f"the files of {name} hold arrays by name; {_NAMED}")
         return samples
+    in_memory = _arrays_of(data, name, dtype, reading)
+    return _items_of(data, name, reading) if in_memory is None else in_memory
+
+
+def _arrays_of(data: Any, name: str, dtype: DType, reading: ItemReading) -> Arrays | None:
+    """Return a tuple, list or dictionary of arrays or tensors, or a data set of tensors, as samples; else None."""
+    import torch
+
     if reading.collate is None and reading.transform is None and has_plain_tensors(data):
         data = data.tensors
-    listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)
+    listed = isinstance(data, list) and all(isinstance(column, (np.ndarray, torch.Tensor)) for column in data)
     listed = listed and reading.collate is None and reading.transform is None  # else its tensors are items
     if isinstance(data, (tuple, Mapping)):
         reading.refuse_arrays(name, "arrays")
@@ -306,6 +318,13 @@ def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> S
         if not reading.free:
             raise BadInput(f"{name} must be a pair (X, y) of tensors or arrays, got {type(data).__name__}; {_NAMED}")
         return Arrays(checked_arrays(list(data.values()), name, dtype, list(data)), Tensors(list(data)))
+    return None
+
+
+def _items_of(data: Any, name: str, reading: ItemReading) -> Items:
+    """Return the items of a map-style data set as samples."""
+    import torch
+
     alone = isinstance(data, (str, np.ndarray, torch.Tensor))
     if alone or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         iterated = hasattr(data, "__iter__") and not alone and name != "held_out"
@@ -358,13 +377,13 @@ class _Readers:
         readers: list[Any] = []
         body = cloudpickle.dumps(source)  # by value where the classes are of a script or notebook
         for _ in range(processes):
-            own, other = context.Pipe()
+            own_end, other = context.Pipe()
             with _unnamed_main():
                 reader = context.Process(target=_read_for, args=(other, body), daemon=True)
                 readers.append(reader)
                 reader.start()
             other.close()
-            self._pipes.append(own)
+            self._pipes.append(own_end)
         weakref.finalize(self, _end_readers, self._pipes, readers)
 
     def read(self, key: int, numbers: Sequence[int]) -> list[Any]:

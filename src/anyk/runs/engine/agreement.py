@@ -13,7 +13,7 @@ from anyk.base import keyed
 from anyk.base.arrays import Vector
 from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster
-from anyk.clusters.store import Place
+from anyk.clusters.steps import Place
 from anyk.protocol import Chunk, Event, Failed, Layout, Lost, Reply
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.log.schema import Version

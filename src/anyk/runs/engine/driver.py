@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyk.base.arrays import Vector, Vectors
@@ -47,6 +47,7 @@ from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.questions import Questions
 from anyk.runs.engine.required_memory import Need
+from anyk.runs.engine.step_record import StepBegun, StepRecord
 from anyk.runs.engine.updates import Updates
 from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import WarmStart
@@ -63,7 +64,7 @@ class Driver:
 
     Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and a strategy's
     questions about losses and gradients are answered from ``answers``, in order. ``warm_start``: the state of a run
-    that this run continues. ``on_step`` is called with the driver after every step of a model that is not auxiliary,
+    that this run continues. ``on_step`` is called with the record of every step of a model that is not auxiliary,
     ``on_news`` after the commands that follow an event have been carried out (it may end the run), ``on_lost`` when a
     worker was lost, ``on_event`` after every event that did not end the run, and from time to time while no event
     occurs. ``evaluate_objective`` returns the objective of a slot when a strategy asks for it; by default the problem
@@ -82,7 +83,7 @@ class Driver:
         seconds: float | None = None,
         answers: Sequence[LossEvaluated | NoiseMeasured] = (),
         warm_start: WarmStart | None = None,
-        on_step: Callable[[Driver], None] | None = None,
+        on_step: Callable[[StepRecord], None] | None = None,
         on_news: Callable[[Driver], None] | None = None,
         on_lost: Callable[[Lost], None] | None = None,
         on_event: Callable[[Driver], None] | None = None,
@@ -116,11 +117,8 @@ class Driver:
         self.present: set[int] = set()
         self.stopped: Stop | None = None
         self.interrupted = self._over = False
-        self.last_update: Combine | Mix | None = None
-        self.last: Update | None = None  # its record in the log
-        self.taking: Combine | Mix | None = None  # the step that is being taken, with messages inside messages
-        self.obeying: Sequence[Command] = ()  # the commands that are being carried out
-        self.used_by: Collection[int] = ()  # workers whose messages were used in the last step
+        self.before_step: Callable[[StepBegun], None] | None = None  # called before the next model is computed
+        self._commands: Sequence[Command] = ()  # those that are being carried out
         self._orders: list[Order] = []  # commands that the cluster has not received yet
         self._carry_out: dict[type[Command], Callable[[Any], None]] = {
             Dispatch: self._dispatch,
@@ -229,7 +227,7 @@ class Driver:
     def _enter(self, event: Event | Cut) -> Event | None:
         """Enter an event into the ledger; return what the strategy receives of it, None if nothing.
 
-        A reply of a task that is no more is dropped here.
+        A late reply is dropped: ``Ledger.arrive`` has freed its message.
         """
         if isinstance(event, Reply):
             if self._agreement is None and not self.ledger.arrive(event):  # compared messages are in the ledger already
@@ -273,7 +271,10 @@ class Driver:
         return False
 
     def _compared_events(self, agreement: Agreement) -> Iterator[Event | Cut | None]:
-        """Yield the cluster's events, with failures in place of messages that contradict each other."""
+        """Yield the cluster's events, with failures in place of messages that contradict each other.
+
+        Late replies are dropped: ``Ledger.arrive`` has freed their messages.
+        """
         pending = self._pending
         while pending:  # since before a resume
             yield pending.popleft()
@@ -299,11 +300,6 @@ class Driver:
     def step(self) -> int:
         """Number of versions so far of the trained slot that has the fewest."""
         return self.versions.step
-
-    @property
-    def on_time(self) -> int:
-        """The number of workers whose messages were used in the last step."""
-        return len(self.used_by)
 
     @property
     def models(self) -> Vectors:
@@ -343,7 +339,7 @@ class Driver:
     # ------------------------------------------------------------------------------------------- commands
 
     def _obey(self, commands: Sequence[Command]) -> None:
-        carry_out, self.obeying = self._carry_out, commands
+        carry_out, self._commands = self._carry_out, commands
         for command in commands:
             method = carry_out.get(type(command))
             if method is not None:
@@ -384,11 +380,10 @@ class Driver:
             self.log.note(self._now, command.kind, command.text)
 
     def _update(self, command: Combine | Mix) -> None:
-        """Make a slot's next version, and write its receipt."""
+        """Make a slot's next version, and log it."""
         if self._orders:
             self._send()
         slot, version = command.slot, self.versions.newest[command.slot]
-        self.last_update = command
         full = self.ledger.with_gathered(command) if self.ledger.gathered else command
         if self._agreement is not None:
             self._agreement.check(full.messages, self.strategy.spec, self.step)
@@ -396,33 +391,40 @@ class Driver:
         if self._updates is not None:
             if isinstance(full, Combine) and full.divisor == "all":
                 full = self._updates.audit(full)
-            self.taking = full
+            if self.before_step is not None:
+                self.before_step(StepBegun(full, version + 1, self._now, self._cancelled_now()))
             w, bits = self._updates.result(command) or (None, 0)
         self.versions.publish(slot, w)
         self._faults.stepped()
         used = self.ledger.use(full, version)
-        self.used_by = used.by
         self.cluster.step_done()
         self.time = self._now = self.cluster.now()
+        on_step = None if slot in self.layout.auxiliary else self._on_step
+        if self.log is None and on_step is None:
+            return
+        residual, gain, scale = 0.0, 1.0, 1.0
+        if isinstance(full, Combine):
+            residual, gain, scale = full.residual or 0.0, full.gain, full.scale
+        update = Update(
+            slot=slot,
+            version=version + 1,
+            time=self.time,
+            replies=used.replies,
+            residual=residual,
+            gain=gain,
+            staleness=used.staleness,
+            stalest=used.stalest,
+            scale=scale,
+            digest=bits,
+        )
         if self.log is not None:
-            residual, gain, scale = 0.0, 1.0, 1.0
-            if isinstance(full, Combine):
-                residual, gain, scale = full.residual or 0.0, full.gain, full.scale
-            self.last = Update(
-                slot=slot,
-                version=version + 1,
-                time=self.time,
-                replies=used.replies,
-                residual=residual,
-                gain=gain,
-                staleness=used.staleness,
-                stalest=used.stalest,
-                scale=scale,
-                digest=bits,
-            )
-            self.log.update(self.last)
-        if self._on_step is not None and slot not in self.layout.auxiliary:
-            self._on_step(self)
+            self.log.update(update)
+        if on_step is not None:
+            on_step(StepRecord(update, full, used.by))
+
+    def _cancelled_now(self) -> tuple[int, ...]:
+        """Return the tasks that the commands which are being carried out cancel."""
+        return tuple(task for command in self._commands if isinstance(command, Cancel) for task in command.tasks)
 
     def observe(self, slot: str, version: int, value: float) -> None:
         """Pass the value of the newest version to the optimiser, for a schedule that depends on it."""

@@ -9,7 +9,7 @@ from typing import Any
 from anyk.base.arrays import Vector, Vectors
 from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster
-from anyk.clusters.store import Place
+from anyk.clusters.steps import Place
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Progress, Reply, RequestMessage, Timing
 from anyk.runs.engine.counts import Counts, Usage
 from anyk.runs.engine.dispatches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch, plain_weight

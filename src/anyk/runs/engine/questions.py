@@ -11,12 +11,12 @@ import numpy as np
 
 from anyk.base.arrays import Vector
 from anyk.clusters.contract import Cluster
+from anyk.clusters.vector_parts import parts_of
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.problems.many import problem_of
 from anyk.protocol import DriftMeasured, EvaluateLoss, LossEvaluated, MeasureDrift, MeasureNoise, NoiseMeasured
 from anyk.runs.engine.ledger import Ledger
-from anyk.runs.engine.vector_parts import parts_of
 from anyk.runs.engine.versions import Versions
 from anyk.runs.log.schema import KINDS
 
@@ -55,7 +55,7 @@ class Questions:
             self.answers.append(answer or LossEvaluated(time, "", 0, float("nan")))
             return
         with np.errstate(over="ignore", invalid="ignore"):
-            w = self._versions.models[slot]
+            w = self._versions.model(slot)
             loss = problem_of(self._problem, slot).loss(w) if self._evaluate is None else self._evaluate(slot, w)
         version = self._versions[slot]
         number = version if command.number is None else command.number
@@ -92,7 +92,7 @@ class Questions:
         batch = self._ledger.batch(command.task)
         if self._problem is not None and batch is not None:
             slot = batch.chunks[command.task - batch.first][command.chunk].slot
-            then, now = self._cluster.store.model(slot, batch.versions[slot]), self._versions.models[slot]
+            then, now = self._cluster.store.model(slot, batch.versions[slot]), self._versions.model(slot)
             for part in parts_of(now.size):
                 moved = np.subtract(now[part], then[part], dtype=np.float64)
                 value += float(moved @ moved)

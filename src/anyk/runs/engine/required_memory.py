@@ -7,11 +7,11 @@ from typing import NamedTuple
 from anyk.base.errors import BadInput
 from anyk.clusters.available import available_addresses, available_memory, give_back
 from anyk.clusters.contract import Cluster
+from anyk.clusters.vector_parts import count_threads
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Partitions
 from anyk.protocol import Layout
-from anyk.runs.engine.vector_parts import count_threads
 
 _MODELS = 3  # versions of a slot: the newest, the next, and one that a task still uses
 _DRIVER = 4  # further vectors of the driver: a gradient, copies of the model to evaluate it, the result

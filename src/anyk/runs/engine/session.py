@@ -44,7 +44,10 @@ def session(
             else:
                 _restore(driver, *saved)
             started = True
-            yield driver
+            try:
+                yield driver
+            finally:
+                driver.versions.keep()
     except RunFailed:
         if started:
             driver.settle()

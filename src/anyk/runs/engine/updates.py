@@ -1,21 +1,17 @@
-"""The arithmetic of steps: Combine and Mix compute the next model from messages, models and optimiser vectors.
-
-Models are processed part by part, so that intermediate results stay in the processor's cache and take no memory,
-whatever the model's size; the parts of a large model are distributed over all cores. Coordinates are independent, so
-the numbers do not depend on the parts.
-"""
+"""Steps of models: what a strategy's Combine and Mix mean, as plans that the cluster's store carries out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.arrays import Floats, Vector, Vectors
+from anyk.base.arrays import Vector, Vectors
 from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster
+from anyk.clusters.steps import MixPlan, ModelTerm, StaleMessage, StepPlan
 from anyk.optimizers import Optimizer, SlowMo
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of, penalty_of
@@ -23,7 +19,6 @@ from anyk.problems.many import problem_of
 from anyk.protocol import Combine, Mix
 from anyk.runs.engine.audit import Audit
 from anyk.runs.engine.ledger import Ledger
-from anyk.runs.engine.vector_parts import sum_over_parts
 from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import OUTER
 
@@ -58,14 +53,13 @@ class Updates:
         """
         if self._optimizer is None:
             return None
-        version = self._versions[command.slot]
         if isinstance(command, Combine):
-            return self._combine(command, version, self._optimizer)
-        return self._mix(command, version, self._optimizer)
+            return self._combine(command, self._optimizer)
+        return self._mix(command, self._optimizer)
 
-    def _combine(self, command: Combine, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
+    def _combine(self, command: Combine, optimizer: Optimizer) -> tuple[Vector, int]:
         """Return the model and its digest after a step by the decoded gradient."""
-        slot, combine = command.slot, self._cluster.store.combine
+        slot, version = command.slot, self._versions[command.slot]
         problem = problem_of(self._problem, slot)
         rounding = float(np.finfo(problem.dtype).eps) * command.gain
         if rounding > _AMPLIFIED:
@@ -73,126 +67,91 @@ class Updates:
                 f"decoding step {version} would amplify the rounding of {problem.dtype} replies {command.gain:.1e} "
                 f"times; use {'float64 data or ' if problem.dtype == np.float32 else ''}a repetition code"
             )
-        w = self._versions.models[slot]
-        divisor = problem.samples if command.divisor == "all" else self._ledger.covered(command.messages)
-        penalty = penalty_of(problem)
-
-        def gradient(part: slice) -> Vector:
-            g = combine(command.messages, command.weights, part)
-            if command.compensation:
-                g += self._compensation(command, version, part)
-            g /= divisor
-            if problem.l2:
-                g += w[part] * (penalty[part] if isinstance(penalty, np.ndarray) else penalty)
-            return g.astype(problem.dtype, copy=False)
-
-        hooks = abilities_of(problem).through_hooks if abilities_of(problem).hooked_parameters else None
-        state = self._versions.optimizer_states[slot]
-        return self._step(
-            slot=slot, gradient=gradient, optimizer=optimizer, state=state, t=version, scale=command.scale, hooks=hooks
+        penalty = penalty_of(problem) if problem.l2 else 0.0
+        by_coordinate = penalty if isinstance(penalty, np.ndarray) else None
+        plan = StepPlan(
+            slot=slot,
+            version=version,
+            messages=command.messages,
+            weights=command.weights,
+            divisor=problem.samples if command.divisor == "all" else self._ledger.covered(command.messages),
+            penalty=0.0 if isinstance(penalty, np.ndarray) else penalty,
+            compensation=self._stale(command, version) if command.compensation else None,
+            scale=command.scale,
         )
+        if abilities_of(problem).hooked_parameters:
+            hooks = abilities_of(problem).through_hooks
+            assert hooks is not None
+            optimizer = _ThroughHooks(optimizer, hooks)
+        state = self._versions.optimizer_states[slot]
+        return self._cluster.store.apply(plan, optimizer, state, by_coordinate)
 
-    def _step(
-        self,
-        slot: str,
-        gradient: Callable[[slice], Vector],
-        optimizer: Optimizer,
-        state: Vectors,
-        t: int,
-        scale: float,
-        hooks: Callable[[Vector, Vector], Vector] | None = None,
-    ) -> tuple[Vector, int]:
-        """Return the model and its digest after an optimiser's step by a gradient that is computed part by part.
-
-        ``hooks``: a function of the model and the whole gradient, which returns the gradient to step by.
-        """
-        w, out = self._versions.models[slot], self._cluster.store.blank(slot)
-        if hooks is None:
-            with optimizer.stepping(w, state, t, scale, out) as take:
-                if take is not None:
-
-                    def step(part: slice) -> int:
-                        take(part, gradient(part))
-                        return self._digest(out[part], t, part)
-
-                    return out, sum_over_parts(step, w.size)
-        whole = np.empty_like(w)
-
-        def write(part: slice) -> int:
-            whole[part] = gradient(part)
-            return 0
-
-        sum_over_parts(write, w.size)
-        if hooks is not None:
-            whole = hooks(w, whole)
-        with np.errstate(over="ignore", invalid="ignore"):
-            out = optimizer.step(w, whole, state, t, scale, out=out)
-        return out, sum_over_parts(lambda part: self._digest(out[part], t, part), w.size)
-
-    def _digest(self, w: Vector, version: int, part: slice) -> int:
-        """Return the digest of ``w``, a part of the next version."""
-        if not np.isfinite(w).all():
-            raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
-        return keyed.digest(w, part.start)
-
-    def _compensation(self, command: Combine, version: int, part: slice) -> Floats | float:
-        """Return the delay compensation of the sum: ``compensation g g (w - w_old)`` of each stale mean gradient g."""
-        slot, w = command.slot, self._versions.models[command.slot]
-        total: Floats | float = 0.0
+    def _stale(self, command: Combine, version: int) -> tuple[StaleMessage, ...]:
+        """Return the messages with gradients of older versions, and the factors of their compensation."""
+        stale = []
         for message, weight in zip(command.messages, command.weights, strict=True):
-            base = self._ledger.version(slot, message[0])
+            base = self._ledger.version(command.slot, message[0])
             if base != version:
-                g = self._cluster.store.combine([message], [1.0], part)
-                g *= g
-                g *= w[part] - self._cluster.store.model(slot, base)[part]
-                total = total + g * (weight * command.compensation / self._ledger.covered([message]))
-        return total
+                factor = weight * command.compensation / self._ledger.covered([message])
+                stale.append(StaleMessage(message, base, factor))
+        return tuple(stale)
 
-    def _mix(self, command: Mix, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
+    def _mix(self, command: Mix, optimizer: Optimizer) -> tuple[Vector, int]:
         """Return a weighted sum of models, or the model after an outer optimiser's step towards it, and its digest."""
-        slot, models, cluster = command.slot, self._versions.models, self._cluster
-        w = models[slot]
-        weights = list(command.weights)
-        if command.by_samples:
-            samples = [self._ledger.covered([message]) for message in command.messages]
-            total = sum(weights)
-            weights = [weight * size for weight, size in zip(weights, samples, strict=True)]
-            weights = [weight * total / sum(weights) for weight in weights]
-
-        def target(part: slice) -> Floats:
-            mixed = cluster.store.combine(command.messages, weights, part)
-            if command.relative:
-                for (task, _), weight in zip(command.messages, weights, strict=True):
-                    mixed -= weight * cluster.store.model(slot, self._ledger.version(slot, task))[part]
-            if command.share:
-                mixed += command.share * w[part]
-            for other, weight in command.others:
-                mixed += weight * models[other][part]
-            return mixed
-
+        slot, versions, store = command.slot, self._versions, self._cluster.store
+        weights = self._weights(command)
+        models = []
+        if command.relative:
+            for (task, _), weight in zip(command.messages, weights, strict=True):
+                models.append(ModelTerm(slot, self._ledger.version(slot, task), -weight))
+        if command.share:
+            models.append(ModelTerm(slot, versions[slot], command.share))
+        models += [ModelTerm(other, versions[other], weight) for other, weight in command.others]
+        plan = StepPlan(
+            slot=slot,
+            version=versions[slot],
+            messages=command.messages,
+            weights=weights,
+            mix=MixPlan(tuple(models), command.outer),
+        )
         if command.outer is None:
-            blank = cluster.store.blank(slot)
-
-            def write(part: slice) -> int:
-                blank[part] = target(part)
-                return self._digest(blank[part], version, part)
-
-            return blank, sum_over_parts(write, w.size)
+            return store.apply(plan, None, {})
         outer = build_optimizer(command.outer[0], lr=command.outer[1])
-        scale = optimizer.rate.at(command.number) if isinstance(outer, SlowMo) else 1.0
-        state = self._outer_state(slot, outer, w)
-
-        def change(part: slice) -> Vector:
-            return np.subtract(w[part], target(part)).astype(w.dtype, copy=False)
-
-        model = self._step(slot=slot, gradient=change, optimizer=outer, state=state, t=version, scale=scale)
-        self._versions.optimizer_states[slot] |= {OUTER + name: vector for name, vector in state.items()}
+        if isinstance(outer, SlowMo):
+            plan = plan._replace(scale=optimizer.rate.at(command.number))
+        state = self._outer_state(slot, outer)
+        model = store.apply(plan, outer, state)
+        versions.optimizer_states[slot] |= {OUTER + name: vector for name, vector in state.items()}
         return model
 
-    def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> Vectors:
+    def _weights(self, command: Mix) -> list[Any]:
+        """Return the weights of a mix, multiplied by the samples of its messages where it asks for that."""
+        weights = list(command.weights)
+        if not command.by_samples:
+            return weights
+        total = sum(weights)
+        samples = [self._ledger.covered([message]) for message in command.messages]
+        products = [weight * size for weight, size in zip(weights, samples, strict=True)]
+        sum_of_products = sum(products)
+        return [product * total / sum_of_products for product in products]
+
+    def _outer_state(self, slot: str, outer: Optimizer) -> Vectors:
         """Return the state of the outer optimiser, which steps by the change of local work."""
         state = self._versions.optimizer_states[slot]
         if not any(name.startswith(OUTER) for name in state):
-            for name, vector in outer.start(w).items():
+            for name, vector in outer.start(self._versions.model(slot)).items():
                 state[OUTER + name] = vector
         return {name.removeprefix(OUTER): vector for name, vector in state.items() if name.startswith(OUTER)}
+
+
+class _ThroughHooks(Optimizer):
+    """Steps of an optimiser by what hooks of parameters, which see a whole gradient, make of it."""
+
+    def __init__(self, of: Optimizer, hooks: Callable[[Vector, Vector], Vector]) -> None:
+        super().__init__()
+        self._of, self._hooks = of, hooks
+
+    def step(
+        self, w: Vector, gradient: Vector, state: Vectors, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        return self._of.step(w, self._hooks(w, gradient), state, t, scale, out=out)

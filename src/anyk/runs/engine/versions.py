@@ -17,10 +17,10 @@ from anyk.runs.engine.warm_start import OUTER, WarmStart
 
 
 class Versions:
-    """Model versions by slot: ``versions[slot]`` is the number of the newest, ``models[slot]`` its vector.
+    """Model versions by slot: ``versions[slot]`` is the number of the newest, ``model(slot)`` its vector.
 
-    An older version stays in the cluster as long as it is pinned. Without a problem and an optimiser there are only
-    numbers. ``warm_start``: the state of another run, which this run continues.
+    The vectors are in the cluster's store, an older version's as long as it is pinned. Without a problem and an
+    optimiser there are only numbers. ``warm_start``: the state of another run, which this run continues.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Versions:
         self.newest: dict[str, int] = dict.fromkeys(layout.slots, 0)
         if warm_start is not None:
             self.newest |= warm_start.versions
-        self.models: Vectors = {}
+        self.kept: Vectors | None = None  # the newest models, once the cluster is to close
         self.optimizer_states: dict[str, Vectors] = {}
         self._pins: dict[tuple[str, int], int] = {}
 
@@ -53,10 +53,23 @@ class Versions:
             return next(iter(newest.values()))
         return min(map(newest.__getitem__, self._trained))
 
+    def model(self, slot: str) -> Vector:
+        """Return the newest model of a slot."""
+        return self._cluster.store.model(slot, self.newest[slot]) if self.kept is None else self.kept[slot]
+
+    @property
+    def models(self) -> Vectors:
+        """The newest model of each slot; empty if nothing is computed."""
+        return {slot: self.model(slot) for slot in self.optimizer_states}
+
     @property
     def trained(self) -> Vectors:
         """The newest model of each slot that is trained for its own sake."""
         return {slot: w for slot, w in self.models.items() if slot in self._trained}
+
+    def keep(self) -> None:
+        """Keep the newest models while the cluster, with its store, closes."""
+        self.kept = self.models
 
     def begin(self) -> None:
         """Publish the first version of each slot."""
@@ -65,7 +78,7 @@ class Versions:
             if self._problem is None or self._optimizer is None:
                 self._cluster.publish(slot, version, None)
                 continue
-            w = self.models[slot] = self._cluster.store.blank(slot)
+            w = self._cluster.store.blank(slot)
             if earlier is None or slot not in earlier.models:
                 w[:] = problem_of(self._problem, slot).initial()
                 self.optimizer_states[slot] = self._optimizer.start(w)
@@ -80,10 +93,8 @@ class Versions:
     def publish(self, slot: str, w: Vector | None) -> None:
         """Publish a slot's next version (None if nothing is computed), and release the previous one unless pinned."""
         version = self.newest[slot]
-        self.newest[slot] = version + 1
-        if w is not None:
-            self.models[slot] = w
         self._cluster.publish(slot, version + 1, w)
+        self.newest[slot] = version + 1
         if self.carried is not None:  # after it, as the next blank of the store was the model's
             self.carried.attach(slot, version + 1, self.step)
         if self._problem is not None and (slot, version) not in self._pins:
@@ -131,7 +142,7 @@ class Versions:
         keys = [key.split("/") for key in vectors]
         for version, slot in sorted((int(key[2]), key[1]) for key in keys if key[0] == "model"):
             saved = vectors[f"model/{slot}/{version}"]
-            w = self.models[slot] = self._cluster.store.blank(slot)
+            w = self._cluster.store.blank(slot)
             if saved.size != w.size:
                 raise BadInput(f"the run's models have {saved.size:,} parameters, those of the problem {w.size:,}")
             w[:] = saved

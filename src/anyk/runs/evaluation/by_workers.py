@@ -36,7 +36,7 @@ def by_workers(evaluate: Evaluate, problem: Problem, cluster: Cluster) -> tuple[
         evaluated = abilities_of(problem).sampled(samples)
     if cluster.virtual:
         return evaluated, None
-    if samples is not None and any(abilities_of(each).uneven is not None for each in each_of(problem)):
+    if samples is not None and any(abilities_of(member).uneven is not None for member in each_of(problem)):
         raise BadInput(
             "split=… puts samples into another order, in which workers would pick others than the driver; omit samples "
             "or split, or evaluate where='driver' or 'aside'"
@@ -67,7 +67,7 @@ class Asking:
         self.problem: Problem = _EvaluatedByWorkers(evaluated, self, "")
         if isinstance(evaluated, ManyProblems):
             self.problem = ManyProblems(
-                [_EvaluatedByWorkers(each, self, slot) for slot, each in evaluated.by_slot.items()]
+                [_EvaluatedByWorkers(member, self, slot) for slot, member in evaluated.by_slot.items()]
             )
 
     def loss(self, slot: str, w: Vector) -> float:

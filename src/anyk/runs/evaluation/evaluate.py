@@ -82,14 +82,14 @@ def read_evaluate(evaluate: Evaluate | str | None) -> Evaluate | None:
     """
     if not isinstance(evaluate, str):
         return evaluate
-    text = evaluate.strip()
-    if text == OFF:
+    stripped = evaluate.strip()
+    if stripped == OFF:
         return None
-    if text and "=" not in text:
+    if stripped and "=" not in stripped:
         raise BadInput(
             f"evaluate must be 'none' or settings such as every=10,samples=500,on=held_out, got '{evaluate}'"
         )
-    return _registry.build(f"evaluate:{text}" if text else "evaluate")
+    return _registry.build(f"evaluate:{stripped}" if stripped else "evaluate")
 
 
 def spec_of(evaluate: Evaluate | None) -> str:

@@ -118,9 +118,7 @@ class Evaluator:
         ``values``: the problem's values that the version carries, if they are not the initial ones.
         """
         key = (slot, version)
-        if self._off or (version % self.every and not last) or key in self.done:
-            return False
-        if not last and version and time - self._last.get(slot, -np.inf) < self._apart:
+        if not self._is_due(key, time, last=last):
             return False
         self._last[slot] = time
         if values is not None:
@@ -135,11 +133,22 @@ class Evaluator:
                 if borrowed:
                     self._borrowed.append(key)
             if not self._fixed and len(self._stored) + len(self.done) > _POINTS * (1 + self.every.bit_length()):
-                self.every *= 2
-                for old in [old for old in self._stored if old[1] % self.every and old not in self._borrowed]:
-                    del self._stored[old]
+                self._double_interval()
         self._wake.set()
         return borrowed
+
+    def _is_due(self, key: Version, time: float, *, last: bool) -> bool:
+        """Return whether a version is to be evaluated; the ``last`` one of a slot always is."""
+        slot, version = key
+        if self._off or (version % self.every and not last) or key in self.done:
+            return False
+        return last or not version or time - self._last.get(slot, -np.inf) >= self._apart
+
+    def _double_interval(self) -> None:
+        """Evaluate every second version of those so far, and drop the others that are stored."""
+        self.every *= 2
+        for old in [old for old in self._stored if old[1] % self.every and old not in self._borrowed]:
+            del self._stored[old]
 
     def take_new_evaluations(self) -> list[tuple[Evaluation, Vector]]:
         """Return the evaluations made since the last call, each with its model."""
@@ -284,8 +293,8 @@ def divergence(evaluations: Sequence[Evaluation], lr: str, metric: str = "", bet
     by_slot: dict[str, list[Evaluation]] = defaultdict(list)
     for evaluation in evaluations:
         by_slot[evaluation.slot].append(evaluation)
-    for own in by_slot.values():
-        first, last = own[0], own[-1]
+    for of_slot in by_slot.values():
+        first, last = of_slot[0], of_slot[-1]
         what, before, after = "loss", first.loss, last.loss
         if before is None and better == "lower":
             what, before, after = metric, first.metric, last.metric

@@ -42,23 +42,23 @@ def _stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             yield f"{kind} {count[kind]}", callback
 
 
-def _to_plain(value: Any, place: str, arrays: Vectors) -> Any:
+def _to_plain(value: Any, path: str, arrays: Vectors) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        arrays[place] = value.detach().cpu().numpy()
-        return {"tensor": place, "shape": list(value.shape)}
+        arrays[path] = value.detach().cpu().numpy()
+        return {"tensor": path, "shape": list(value.shape)}
     match value:
         case Mapping():  # keys need not be texts
-            return {"dict": [[key, _to_plain(part, f"{place}/{key}", arrays)] for key, part in value.items()]}
+            return {"dict": [[key, _to_plain(element, f"{path}/{key}", arrays)] for key, element in value.items()]}
         case list() | tuple():
-            parts = [_to_plain(part, f"{place}/{number}", arrays) for number, part in enumerate(value)]
+            parts = [_to_plain(element, f"{path}/{number}", arrays) for number, element in enumerate(value)]
             return {"tuple" if isinstance(value, tuple) else "list": parts}
         case np.ndarray() | np.generic():
-            arrays[place] = np.asarray(value)
-            return {"array": place, "shape": list(value.shape)}
+            arrays[path] = np.asarray(value)
+            return {"array": path, "shape": list(value.shape)}
         case None | bool() | int() | float() | str():
             return value
-    raise BadInput(f"the state of a callback has a {type(value).__name__} at {place}, which cannot be saved")
+    raise BadInput(f"the state of a callback has a {type(value).__name__} at {path}, which cannot be saved")
 
 
 def _from_plain(plain: Any, arrays: Mapping[str, Vector]) -> Any:
@@ -66,9 +66,9 @@ def _from_plain(plain: Any, arrays: Mapping[str, Vector]) -> Any:
         return plain
     kind = next(iter(plain))
     if kind == "dict":
-        return {key: _from_plain(part, arrays) for key, part in plain["dict"]}
+        return {key: _from_plain(element, arrays) for key, element in plain["dict"]}
     if kind in ("list", "tuple"):
-        parts = [_from_plain(part, arrays) for part in plain[kind]]
+        parts = [_from_plain(element, arrays) for element in plain[kind]]
         return tuple(parts) if kind == "tuple" else parts
     array = np.array(arrays[plain[kind]]).reshape(plain["shape"])
     if kind == "array":

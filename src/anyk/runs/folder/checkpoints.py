@@ -40,8 +40,8 @@ class Saved(NamedTuple):
     instead: str | None = None
 
 
-def save(folder: Path, text: str, vectors: Vectors, *, name: str = NAME) -> str:
-    """Write a checkpoint and return its digest; the last one is kept as :data:`OLDER`. ``text``: the state, as JSON.
+def save(folder: Path, encoded: str, vectors: Vectors, *, name: str = NAME) -> str:
+    """Write a checkpoint and return its digest; the last one is kept as :data:`OLDER`. ``encoded``: the state, as JSON.
 
     Raises :class:`~anyk.RunFailed` if it cannot be written.
     """
@@ -50,10 +50,10 @@ def save(folder: Path, text: str, vectors: Vectors, *, name: str = NAME) -> str:
     target = folder / name
     try:
         arrays = {key: np.ascontiguousarray(vector) for key, vector in vectors.items()}
-        digest = _digest(text, arrays)
-        with replacing(target) as part:
-            save_file(arrays, part, metadata={"state": text, "digest": digest})
-            synchronise(part)
+        digest = _digest(encoded, arrays)
+        with replacing(target) as unfinished:
+            save_file(arrays, unfinished, metadata={"state": encoded, "digest": digest})
+            synchronise(unfinished)
             if name == NAME and target.exists():
                 target.replace(folder / OLDER)
     except Exception as error:  # safetensors raises an exception type of its own for lack of space
@@ -89,8 +89,8 @@ class CheckpointWriter:
         copies: Vectors = {}
         for key, vector in vectors.items():
             alike = (i for i, one in enumerate(free) if one.shape == vector.shape and one.dtype == vector.dtype)
-            place = next(alike, None)
-            copies[key] = np.empty_like(vector, order="C") if place is None else free.pop(place)
+            index = next(alike, None)
+            copies[key] = np.empty_like(vector, order="C") if index is None else free.pop(index)
             copies[key][...] = vector
         self._buffers = list(copies.values())
         self._seq = state["seq"]
@@ -124,16 +124,16 @@ def load(folder: Path, name: str = NAME) -> Saved | None:
         with opened, safe_open(_same(opened), framework="np") as file:
             metadata = file.metadata() or {}
             arrays = {key: np.array(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118  # the file itself is no mapping
-        text, digest = metadata["state"], metadata["digest"]
-        whole = _digest(text, arrays) == digest
-        state = json.loads(text)
+        encoded, digest = metadata["state"], metadata["digest"]
+        undamaged = _digest(encoded, arrays) == digest
+        state = json.loads(encoded)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # whatever a damaged file makes of the reader; a panic of Rust's is no Exception
         if hindered(error):
             raise Surroundings(f"the checkpoint '{path}' cannot be read ({error or 'there is no memory'})") from None
         raise BadInput(f"the checkpoint '{path}' is damaged ({' '.join(str(error).split())})") from None
-    if not whole:
+    if not undamaged:
         raise BadInput(f"the checkpoint '{path}' is damaged (its contents do not match their digest)")
     return Saved(state, arrays, digest, name)
 

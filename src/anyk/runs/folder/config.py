@@ -21,7 +21,9 @@ from anyk.base.checks import AtLeastZero, Positive
 from anyk.base.errors import BadInput, as_bad_input, printable
 from anyk.base.plain import ByName
 from anyk.base.regular_files import read_plain, replacing
+from anyk.base.specs import Spec
 from anyk.problems.base import Problem
+from anyk.protocol import Workers
 from anyk.runs.folder.folders import LOCK
 from anyk.runs.folder.promise import Promise, without_none
 from anyk.runs.limits import Limits
@@ -93,7 +95,7 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     format: int
     anyk: str = ""
     cluster: str
-    workers: Count
+    workers: Workers
     delays: str
     communication: str
     seed: int
@@ -110,22 +112,22 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def limits(self) -> Limits:
         """The limits of the run, or of each run."""
-        return Limits(self.steps, self.seconds, self.target)
+        return Limits(steps=self.steps, seconds=self.seconds, target=self.target)
 
     @property
-    def strategies(self) -> Collection[str]:
+    def strategies(self) -> Collection[Spec]:
         """The specs of the strategies that the folder names."""
         return ()
 
     def plain(self) -> ByName:
         """Return the settings that differ from their defaults, as TOML stores them."""
-        return dict(without_none(msgspec.to_builtins(self)))
+        return dict(without_none(msgspec.to_builtins(self, enc_hook=str)))
 
 
 class RunConfig(SharedConfig, frozen=True, kw_only=True):
     """The settings of a run, as its ``run.toml`` stores them: resolved, as plain values."""
 
-    strategy: str
+    strategy: Spec
     partitions: Count
     metric: str
     better: Literal["higher", "lower"]
@@ -136,7 +138,7 @@ class RunConfig(SharedConfig, frozen=True, kw_only=True):
     mirror: bool = False  # whether the folder is a copy of a run's log and settings, without its other files
 
     @property
-    def strategies(self) -> Collection[str]:
+    def strategies(self) -> Collection[Spec]:
         """The spec of the run's strategy."""
         return (self.strategy,)
 
@@ -178,24 +180,29 @@ def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
     Raises :class:`~anyk.BadInput` if the file is damaged, was edited or is of a newer format.
     """
     with as_bad_input(f"'{file}' cannot be read"):
-        text = read_plain(file)
-    if len(text) > _LONGEST or _DEEP.search(text):  # TOML of a stranger's making can take hours to read
+        content = read_plain(file)
+    if len(content) > _LONGEST or _DEEP.search(content):  # TOML of a stranger's making can take hours to read
         raise BadInput(f"'{file}' is not one that anyk writes: it is too long, or has keys of too many parts")
     with as_bad_input(f"'{file}' is damaged", ValueError, RecursionError):  # ValueError: also for a huge integer
-        plain = tomllib.loads(text.decode())
+        plain = tomllib.loads(content.decode())
     version = plain.get("format")
     if not isinstance(version, int):
         raise BadInput(f"'{file}' does not state its format")
     if version > FORMAT:
         raise BadInput(f"{of} has format {version}, this anyk reads up to {FORMAT}; use a newer anyk")
     with as_bad_input(f"'{file}' is damaged", msgspec.ValidationError):
-        config = msgspec.convert(plain, kind)
+        config = msgspec.convert(plain, kind, dec_hook=_as_spec)
     if plain.get("digest") != _digest(plain):
         raise BadInput(
             f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file, or start "
             "again in another folder"
         )
     return config
+
+
+def _as_spec(kind: type[Spec], text: str) -> Spec:
+    """Return a text of a file as a spec, the only kind of value that TOML has not."""
+    return kind(text)
 
 
 def write_sealed(file: Path, config: SharedConfig) -> None:
@@ -219,5 +226,5 @@ def write_plain(file: Path, plain: ByName) -> None:
 
 def _digest(config: ByName) -> str:
     plain = {key: value for key, value in config.items() if key != "digest"}
-    text = msgspec.json.encode(plain, order="deterministic", enc_hook=str)  # dates are the only other type in TOML
-    return hashlib.blake2b(text, digest_size=16).hexdigest()
+    encoded = msgspec.json.encode(plain, order="deterministic", enc_hook=str)  # dates are the only other type in TOML
+    return hashlib.blake2b(encoded, digest_size=16).hexdigest()

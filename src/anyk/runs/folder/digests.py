@@ -55,10 +55,10 @@ def with_plugins(config: SharedConfig, of: str) -> Iterator[None]:
         missing = [file for file in config.digests.plugins if Path(file) not in plugins()]
         if not missing:
             raise
-        again = " ".join(f"--plugin {file}" for file in missing)
+        options = " ".join(f"--plugin {file}" for file in missing)
         raise BadInput(
-            f"no {error.what}: {of} was made with plug-ins that are not given now; if they are yours, add {again} (in "
-            "Python, import what registers the name)"
+            f"no {error.what}: {of} was made with plug-ins that are not given now; if they are yours, add {options} "
+            "(in Python, import what registers the name)"
         ) from None
 
 
@@ -127,9 +127,14 @@ def _check_code(code: Mapping[str, str], was: str, where: str, of: str) -> None:
     pairs = [(was, where)]
     if where.endswith(".py") and was.endswith(".py"):
         folder, before = Path(where).resolve().parent, Path(was).parent
-        pairs += [(str(before / part.relative_to(folder)), str(part)) for part in local_imports(Path(where))]
-    for recorded, part in pairs:
-        _check_digest(f"'{part}' is not the code of {of}: it has changed since", sha256_of(part), code.get(recorded))
+        pairs += [
+            (str(before / module_file.relative_to(folder)), str(module_file))
+            for module_file in local_imports(Path(where))
+        ]
+    for recorded, module_file in pairs:
+        _check_digest(
+            f"'{module_file}' is not the code of {of}: it has changed since", sha256_of(module_file), code.get(recorded)
+        )
 
 
 def check_traces(config: SharedConfig, cluster: Cluster, of: str) -> None:
@@ -143,13 +148,13 @@ def traces_of(law: Any) -> Iterator[tuple[str, str]]:
     """Yield the file and the digest of each record of measured delays in a delay model."""
     match law:
         case delays.Trace():
-            text = hashlib.blake2b(digest_size=16)
-            text.update(f"{law.times.shape}{law.load_measured}".encode())
-            text.update(np.ascontiguousarray(law.times).data)
-            yield law.file, text.hexdigest()
+            hasher = hashlib.blake2b(digest_size=16)
+            hasher.update(f"{law.times.shape}{law.load_measured}".encode())
+            hasher.update(np.ascontiguousarray(law.times).data)
+            yield law.file, hasher.hexdigest()
         case list() | tuple():
-            for part in law:
-                yield from traces_of(part)
+            for inner in law:
+                yield from traces_of(inner)
         case _ if is_dataclass(law):
             for field in fields(law):
                 yield from traces_of(getattr(law, field.name))
@@ -157,7 +162,9 @@ def traces_of(law: Any) -> Iterator[tuple[str, str]]:
 
 def _code_digests(named: Collection[str]) -> dict[str, str]:
     """Return SHA-256, by name, of files and modules, and of what the files import from their own folders."""
-    imported = [str(part) for where in named if where.endswith(".py") for part in local_imports(Path(where))]
+    imported = [
+        str(module_file) for where in named if where.endswith(".py") for module_file in local_imports(Path(where))
+    ]
     return dict(without_none({where: sha256_of(where) for where in [*named, *imported]}))
 
 

@@ -13,13 +13,12 @@ import msgspec
 from anyk.base.checks import check_range, typed
 from anyk.base.errors import BadInput, as_bad_input
 from anyk.base.regular_files import read_plain, replacing
-from anyk.base.specs import parse, read
 from anyk.runs.folder.config import RunConfig, read_config
 from anyk.runs.folder.folders import WRITTEN, check_plain, locked
 
 NAME = "drained.json"
 _LOCK = f"{NAME}.lock"  # locked by the call that changes the file
-_PATIENCE = 10.0  # seconds
+_PATIENCE = 10.0  # seconds to wait for the lock
 _MOST = 1 << 20  # bytes of the file
 
 
@@ -27,8 +26,9 @@ _MOST = 1 << 20  # bytes of the file
 def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False) -> list[int]:
     """Have workers of a run that is going on leave, each when its task has ended; return those that are to stay away.
 
-    ``run``: the folder of the run. ``back``: the workers return instead. Nothing is computed twice, and the run goes on
-    with the other workers if its strategy can do without these, as for a range of workers.
+    ``run``: the folder of the run. ``workers``: none to change nothing, and only learn which stay away. ``back``: the
+    workers return instead. Nothing is computed twice. The run goes on with the other workers if its strategy can do
+    without these, as strategies for a range of workers can.
 
     Raises :class:`~anyk.BadInput` if there is no such worker, or if the run is not going on.
     """
@@ -37,7 +37,7 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
     if not workers:
         return sorted(set(read_drained(folder)))
     for worker in workers:
-        check_range("a worker of the run", worker, 0, config.workers - 1)
+        check_range("a worker of the run", worker, 0, config.workers.most - 1)
     if config.cluster.partition(":")[0] not in ("processes", "nodes", "ray"):
         raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes, nodes and ray can")
     if not _is_going_on(folder):
@@ -50,7 +50,7 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
             _wait_for(descriptor, folder)
             away = set(read_drained(folder))
             away = away.difference(workers) if back else away.union(workers)
-            with replacing(folder / NAME) as part, part.open("xb") as new:
+            with replacing(folder / NAME) as unfinished, unfinished.open("xb") as new:
                 new.write(msgspec.json.encode(sorted(away)))
         finally:
             os.close(descriptor)
@@ -75,13 +75,13 @@ def _wait_for(descriptor: int, folder: Path) -> None:
 
 def describe_shortage(config: RunConfig, away: Collection[int]) -> str | None:
     """Return a sentence if a run lacks workers while those ``away`` stay away, as far as its strategy tells."""
-    remaining = len(set(range(config.workers)).difference(away))
-    fewest = read(parse(config.strategy)[1].get("fewest", "1"), int, "fewest")
+    remaining = len(set(range(config.workers.most)).difference(away))
+    fewest = config.workers.fewest or 1
     if remaining >= fewest:
         return None
     return (
-        f"{remaining} of {config.workers} workers remain, and the run needs at least {fewest}: it waits until others "
-        "are called back (anyk drain RUN WORKER --back)"
+        f"{remaining} of {config.workers.most} workers remain, and the run needs at least {fewest}: it waits until "
+        "others are called back (anyk drain RUN WORKER --back)"
     )
 
 

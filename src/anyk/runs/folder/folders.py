@@ -96,15 +96,15 @@ def locked(folder: Path | None) -> Iterator[None]:
     lock: IO[str]
     with as_bad_input(f"the run folder '{folder}' cannot be written"):
         lock = os.fdopen(os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "w")
-    whole = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    descriptors = {lock.fileno(), whole}
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptors = {lock.fileno(), descriptor}
     _held.update(descriptors)
     try:
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with _where_folders_can_be_locked():
-                    fcntl.flock(whole, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BadInput(f"{WRITTEN.format(folder)}; wait for it or stop it") from None
             for file in left(folder):
@@ -112,17 +112,17 @@ def locked(folder: Path | None) -> Iterator[None]:
             yield
     finally:
         _held.difference_update(descriptors)
-        os.close(whole)
+        os.close(descriptor)
 
 
 def is_locked(folder: Path) -> bool:
     """Return whether another process writes the run of a folder, or one of the runs in it."""
-    for place in {folder, *(lock.parent for lock in folder.glob(f"*/{LOCK}"))} if folder.is_dir() else ():
+    for candidate in {folder, *(lock.parent for lock in folder.glob(f"*/{LOCK}"))} if folder.is_dir() else ():
         try:
-            with locked(place):
+            with locked(candidate):
                 pass
         except BadInput as error:
-            if str(error).startswith(WRITTEN.format(place)):
+            if str(error).startswith(WRITTEN.format(candidate)):
                 return True
     return False
 

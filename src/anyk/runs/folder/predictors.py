@@ -28,11 +28,11 @@ def save_predictor(problem: Problem, folder: Path) -> str | None:
     predictor = predictor_of(problem)
     if predictor is None:
         return None
-    text = predictor.encoded()
+    encoded = predictor.encoded()
     sentence = f"the folder '{folder}' cannot be written"
-    with as_bad_input(sentence), replacing(folder / NAME) as part, part.open("xb") as new:
-        new.write(text)
-    return hashlib.sha256(text).hexdigest()
+    with as_bad_input(sentence), replacing(folder / NAME) as unfinished, unfinished.open("xb") as new:
+        new.write(encoded)
+    return hashlib.sha256(encoded).hexdigest()
 
 
 def load_predictor(folder: Path | None, digest: str | None) -> Predictor:
@@ -46,8 +46,8 @@ def load_predictor(folder: Path | None, digest: str | None) -> Predictor:
         raise BadInput(f"the run '{folder}' keeps no predictor: {_NONE}")
     file = folder / NAME
     with as_bad_input(f"'{file}' cannot be read"):
-        text = read_plain(file)
-    if hashlib.sha256(text).hexdigest() != digest:
+        encoded = read_plain(file)
+    if hashlib.sha256(encoded).hexdigest() != digest:
         raise BadInput(f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file")
     with as_bad_input(f"'{file}' is damaged", msgspec.DecodeError, ValueError):
-        return Predictor.decoded(text)
+        return Predictor.decoded(encoded)

@@ -14,6 +14,8 @@ from anyk.base.checks import AtLeastOne, Nonnegative, Positive, PositiveShare, t
 from anyk.base.errors import BadInput, as_bad_input, printable
 from anyk.base.plain import ByName
 from anyk.base.regular_files import read_plain
+from anyk.base.specs import Spec
+from anyk.protocol import Workers
 
 VERSION = 1
 _ROUNDING = 1e-6
@@ -79,8 +81,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     version: int = VERSION
-    strategy: str
-    workers: AtLeastOne
+    strategy: Spec
+    workers: Workers
     learning_rate: Positive | None = None
     horizon: AtLeastOne
     verdict: Literal["change", "nothing"]
@@ -101,7 +103,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def plain(self) -> ByName:
         """Return the values that are not None as plain data, in the form of TOML."""
-        return dict(without_none(msgspec.to_builtins(self)))
+        return dict(without_none(msgspec.to_builtins(self, enc_hook=str)))
 
     def save(self, path: str | Path) -> None:
         """Write the promise as TOML; raise :class:`~anyk.BadInput` for another suffix or if writing fails."""
@@ -123,10 +125,10 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         other than torch and optax, as the file may be anybody's.
         """
         with as_bad_input(f"the plan '{path}' cannot be read", OSError, ValueError):  # a name may hold a NUL
-            text = read_plain(path, follow=True)
+            file_content = read_plain(path, follow=True)
         sentence = f"'{path}' is not a plan: it is broken; write it again: anyk plan … -o"
         with as_bad_input(sentence, ValueError, RecursionError):
-            content = tomllib.loads(text.decode())
+            content = tomllib.loads(file_content.decode())
         promise = cls.of_plain(content, f"'{path}'")
         if not trust:
             promise.check_code(f"the plan '{path}'")
@@ -134,8 +136,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def check_code(self, of: str) -> None:
         """Raise :class:`~anyk.BadInput` if training with the promise would run code that it names."""
-        again, instead = "name it again with --optimizer", "name the strategy with --strategy in place of --plan"
-        for spec, way in ((self.optimizer or "", again), (self.strategy, instead)):
+        remedy, instead = "name it again with --optimizer", "name the strategy with --strategy in place of --plan"
+        for spec, way in ((self.optimizer or "", remedy), (self.strategy, instead)):
             for _, name in torch_named(spec):
                 raise BadInput(
                     f"{of} names code to run, the optimizer '{name}', which may belong to somebody else; if it is "
@@ -149,7 +151,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if isinstance(version, int) and version != VERSION:
             raise BadInput(f"{of} is a plan of version {version}, this anyk reads version {VERSION}; plan again")
         try:
-            promise = msgspec.convert(values, cls)
+            promise = msgspec.convert(values, cls, dec_hook=lambda kind, text: kind(text))
         except msgspec.ValidationError as error:
             raise BadInput(f"{of} is not a plan: {_in_words(str(error))}") from None
         spans = [("seconds_per_step", promise.seconds_per_step), ("gain", promise.gain), ("arrival", promise.arrival)]
@@ -174,8 +176,8 @@ def without_none(value: Any) -> Any:
 
 def _in_words(error: str) -> str:
     """Return an error of msgspec as part of a sentence that names the key."""
-    what, _, place = error.partition(" - at `$")
-    where = f" in '{place.strip('.`')}'" if place else ""
+    what, _, path = error.partition(" - at `$")
+    where = f" in '{path.strip('.`')}'" if path else ""
     words = what.replace("Object contains unknown field", "unknown key")
     words = words.replace("Object missing required field", "no key").replace("`", "'")
     return f"{words}{where}"

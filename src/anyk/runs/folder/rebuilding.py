@@ -16,6 +16,7 @@ from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Problem
+from anyk.protocol import Workers
 from anyk.runs.callbacks import Callbacks
 from anyk.runs.evaluation.evaluate import Evaluate, spec_of
 from anyk.runs.folder.config import FORMAT, Config, SharedConfig, recipe_of
@@ -37,6 +38,7 @@ def describe(
     *,
     problem: Problem,
     cluster: Cluster,
+    workers: Workers,
     optimizer: Optimizer,
     limits: Limits,
     evaluate: Evaluate | None,
@@ -48,7 +50,7 @@ def describe(
         "format": FORMAT,
         "anyk": version("anyk"),
         "cluster": cluster.spec,
-        "workers": cluster.workers,
+        "workers": workers,
         "delays": delays.resolve_paths(cluster.delays.spec),
         "communication": delays.resolve_paths(cluster.communication.spec),
         "seed": cluster.seed,
@@ -77,39 +79,46 @@ def rebuild(
     :class:`~anyk.BadInput` if data, traces or code are not those that the folder was made with, and for code
     that is not trusted.
     """
-    check_named(config, of)
     with names_in_folder(folder, config.digests.code, trust=trust), with_plugins(config, of):
-        admit_strategies(config)
         check_address(config.cluster, of, trust=trust)
-        if problem is None:
-            if config.problem is None:
-                raise BadInput(f"the problem of '{folder}' was made in Python; give it again: {call}(path, problem=…)")
-            problem = from_recipe(config.problem.plain())
-        check_problem(config, problem, of)
+        admitted = admitted_problem(config, of, problem)
+        if admitted is None:
+            raise BadInput(f"the problem of '{folder}' was made in Python; give it again: {call}(path, problem=…)")
         optimizer = optimizer or build_optimizer(config.optimizer, lr=config.lr)
         cluster = build_cluster(
             config.cluster,
-            workers=config.workers,
+            workers=config.workers.most,
             delays=config.delays,
             seed=config.seed,
             communication=config.communication,
         )
     check_traces(config, cluster, of)
-    return Rebuilt(problem, optimizer, cluster)
+    return Rebuilt(admitted, optimizer, cluster)
+
+
+def admitted_problem(config: SharedConfig, of: str, problem: Problem | None, *, needed: bool = True) -> Problem | None:
+    """Return the problem that a configuration names, unless it is given; None if it was made in Python.
+
+    Everything else that the configuration names is checked first. ``needed``: whether to make the problem. Raises
+    :class:`~anyk.BadInput` as :func:`rebuild` does.
+    """
+    check_named(config, of)
+    for spec in config.strategies:  # other code is checked when it is imported
+        for where, name in torch_named(spec):
+            admit(where, name, "optimizer")
+    if problem is None and needed and config.problem is not None:
+        problem = from_recipe(config.problem.plain())
+    if problem is not None:
+        check_problem(config, problem, of)
+    return problem
 
 
 def cluster_like(cluster: Cluster, config: SharedConfig, seed: int) -> Cluster:
     """Return a further cluster with the same delays."""
     return build_cluster(
-        config.cluster, workers=config.workers, delays=cluster.delays, seed=seed, communication=cluster.communication
+        config.cluster,
+        workers=config.workers.most,
+        delays=cluster.delays,
+        seed=seed,
+        communication=cluster.communication,
     )
-
-
-# ------------------------------------------------------------------------------------------- digests
-
-
-def admit_strategies(config: SharedConfig) -> None:
-    """Raise if a strategy names an optimiser whose code must not run; other code is checked when it is imported."""
-    for spec in config.strategies:
-        for where, name in torch_named(spec):
-            admit(where, name, "optimizer")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyk.base.checks import typed
-from anyk.base.errors import BadInput, Surroundings
+from anyk.base.errors import BadInput, Surroundings, UnknownName
 from anyk.base.named import names_in_folder, sha256_of
 from anyk.delays import communication, parse
 from anyk.problems import data_digest, from_recipe
@@ -141,13 +141,15 @@ def _checks(folder: Path) -> Iterator[Check]:
 
 
 def _of_log(log: RunLog) -> Iterator[Check]:
-    why = log.check_file() or (LOST if log.lost else None)
-    yield Check("log", why is None, f"{_LOG} is an SQLite file with the tables of a run" if why is None else why)
-    if why is None:
-        why = log.check_seals()
+    defect = log.check_file() or (LOST if log.lost else None)
+    yield Check(
+        "log", defect is None, f"{_LOG} is an SQLite file with the tables of a run" if defect is None else defect
+    )
+    if defect is None:
+        defect = log.check_seals()
         number = queries.row_count(log)
-        yield Check("rows", why is None, f"all {number:,} are as they were written" if why is None else why)
-    if why is None:
+        yield Check("rows", defect is None, f"all {number:,} are as they were written" if defect is None else defect)
+    if defect is None:
         yield _checked("sequence", lambda: _sequence(log))
         yield _checked("ledger", lambda: _books(log))
     else:
@@ -256,6 +258,8 @@ def _of_digests(folder: Path, settings: config.RunConfig) -> Iterator[Check]:
     for kind, named, digest_of in (("code", digests.code, sha256_of), ("files", digests.files, file_digest)):
         for name, recorded in named.items():
             yield _compared(kind, name, digest_of(name), recorded)
+    for label in digests.installed:
+        yield Check("code", None, f"'{label}' is not looked at, as nothing is run here; resume and replay compare it")
     try:
         traces = dict(traces_of((parse(settings.delays), communication(settings.communication))))
     except Surroundings:
@@ -272,20 +276,22 @@ def _of_digests(folder: Path, settings: config.RunConfig) -> Iterator[Check]:
 
 def _compared(kind: str, name: str | None, digest: str | None, recorded: str | None) -> Check:
     """Return the check of a file or data set against the digest that was recorded; None if it is not there."""
-    whole = None if digest is None else digest == recorded
+    intact = None if digest is None else digest == recorded
     words = {None: "not found", True: "as it was", False: "another now"}
-    return Check(kind, whole, f"'{name}' is {words[whole]}")
+    return Check(kind, intact, f"'{name}' is {words[intact]}")
 
 
 def _data(recipe: config.Recipe | None, recorded: str | None) -> Check:
     if recorded is None:
         return Check("data", None, "no digest was recorded")
-    if recipe is None or any(each.problem is not None for each in recipe.each):
+    if recipe is None or any(member.problem is not None for member in recipe.each):
         return Check("data", None, "not looked at: code makes the problem, and nothing is run here")
     try:
         digest = str(data_digest(from_recipe(recipe.plain())))
     except Surroundings:
         raise
+    except UnknownName as error:
+        return Check("data", None, f"not looked at: {error.what} is of a plug-in file, and nothing is run here")
     except BadInput as error:
         return Check("data", None, str(error))
     return _compared("data", recipe.each[0].file or recipe.each[0].data, digest, recorded)

@@ -14,11 +14,9 @@ from pathlib import Path
 from anyk.base.errors import BadInput, Surroundings, hindered
 from anyk.base.regular_files import LockedFolder, open_plain
 
-_DIRECT = 10  # attempts to copy a log that is being written
+_ATTEMPTS = 10  # attempts to copy a log that is being written
 _TICK = 0.1  # seconds within which a file may change while its time stays the same
 INSTEAD = "the model may still be intact: start a new run from this one, anyk train --from"
-
-
 COPIES = "anyk-copy-"  # the start of the names of folders with copies
 
 
@@ -28,27 +26,29 @@ class LogCopy:
     def __init__(self, path: Path, folder: Path) -> None:
         self.path = folder / path.name
         self._origin = path
-        self._state: tuple[object, ...] | None = None  # of the log that was copied
-        self._size: tuple[int, int] | None = None  # of its write-ahead file
+        # what :func:`log_state` said of the two files when they were copied; None: copy again
+        self._log: tuple[object, ...] | None = None
+        self._ahead: tuple[int, int] | None = None
         self.written = 0.0  # time of the last change of either file, in seconds since the epoch
 
     def refresh(self) -> bool:
         """Copy changed files and return whether there are any; raise OSError if they cannot be read."""
-        if self._size is not None and log_state(self._origin) == (self._state, self._size):
+        if self._ahead is not None and log_state(self._origin) == (self._log, self._ahead):
             return False
-        for _ in range(_DIRECT):  # until no rows have been moved from one file to the other meanwhile
-            state, size = log_state(self._origin)
-            if state != self._state:
+        for _ in range(_ATTEMPTS):
+            log, ahead = log_state(self._origin)
+            if log != self._log:
                 _copy(self._origin, self.path)
-            self._state = state
-            _ahead(self.path).unlink(missing_ok=True)
+            self._log = log
+            _ahead_of(self.path).unlink(missing_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                _copy(_ahead(self._origin), _ahead(self.path))
-            if log_state(self._origin)[0] == state:
+                _copy(_ahead_of(self._origin), _ahead_of(self.path))
+            if log_state(self._origin)[0] == log:
                 break
-            self._state = None
-        self.written = max(self._origin.stat().st_mtime, size[1] / 1e9)
-        self._size = size if time.time() - self.written > _TICK else None  # a later change may have the same time
+            self._log = None  # meanwhile rows were moved from one file to the other: copy both again
+        _, changed = ahead
+        self.written = max(self._origin.stat().st_mtime, changed / 1e9)
+        self._ahead = ahead if time.time() - self.written > _TICK else None  # a later change may have the same time
         return True
 
 
@@ -67,7 +67,7 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
             db = sqlite3.connect(copy.path, isolation_level=None, check_same_thread=False)
             closing.callback(db.close)
             db.execute("PRAGMA trusted_schema=OFF")
-            frames = _frames(_ahead(copy.path))
+            frames = _frames(_ahead_of(copy.path))
             pages = max(0, db.execute("PRAGMA wal_checkpoint").fetchone()[1])
             db.execute("PRAGMA journal_mode=DELETE").fetchall()
             db.execute("SELECT count(*) FROM sqlite_master").fetchall()
@@ -95,9 +95,9 @@ def place_for_copies() -> LockedFolder:
 
 def _no_copy(name: str, error: Exception) -> Surroundings:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    place = os.environ.get("TMPDIR") or tempfile.tempdir or "the folder for temporary files"
+    directory = os.environ.get("TMPDIR") or tempfile.tempdir or "the folder for temporary files"
     return Surroundings(
-        f"the {name} is read from a copy, which cannot be written to {place} ({reason}); make room there, or name "
+        f"the {name} is read from a copy, which cannot be written to {directory} ({reason}); make room there, or name "
         "another folder: TMPDIR=… anyk …"
     )
 
@@ -114,15 +114,17 @@ def _copy(source: Path, target: Path) -> None:
             raise _no_copy(source.name, error) from None
 
 
-def _ahead(path: Path) -> Path:
+def _ahead_of(path: Path) -> Path:
+    """Return the path of a log's write-ahead file."""
     return path.with_name(f"{path.name}-wal")
 
 
 def _frames(ahead: Path) -> int | None:
     """Return the number of pages that a write-ahead file marks as committed; None if its start is damaged.
 
-    SQLite ignores pages with a wrong checksum and all pages after them. Each page has the two salts of the file's
-    header; when SQLite starts to overwrite the file, there are new salts, and older pages follow.
+    Each page repeats the two salts of the file's header. When SQLite starts the file anew, it draws new salts and
+    overwrites page by page, so that pages with other salts are older ones. SQLite ignores a page with a wrong checksum
+    and all after it.
     """
     if not ahead.is_file():
         return 0
@@ -137,9 +139,10 @@ def _frames(ahead: Path) -> int | None:
         number = 0
         while len(page := file.read(24)) == 24:
             number += 1
-            if page[8:16] == head[16:24] and any(page[4:8]):
+            first_salt, second_salt = page[8:12] == head[16:20], page[12:16] == head[20:24]
+            if first_salt and second_salt and any(page[4:8]):
                 committed = number
-            elif number == 1 and (page[8:12] == head[16:20]) != (page[12:16] == head[20:24]):
+            elif number == 1 and first_salt != second_salt:  # of an older page both differ
                 return None
             file.seek(size, 1)
     return committed
@@ -152,8 +155,8 @@ def log_state(path: Path) -> tuple[tuple[object, ...], tuple[int, int]]:
     size and time of the write-ahead file, in bytes and nanoseconds; zeros if there is none.
     """
     status = path.stat()
-    head, size = b"", (0, 0)
-    with contextlib.suppress(FileNotFoundError), open_plain(_ahead(path)) as file:
+    head, size_and_time = b"", (0, 0)
+    with contextlib.suppress(FileNotFoundError), open_plain(_ahead_of(path)) as file:
         ahead = os.fstat(file.fileno())
-        head, size = file.read(32), (ahead.st_size, ahead.st_mtime_ns)
-    return (status.st_mtime_ns, status.st_size, head), size
+        head, size_and_time = file.read(32), (ahead.st_size, ahead.st_mtime_ns)
+    return (status.st_mtime_ns, status.st_size, head), size_and_time

@@ -80,10 +80,10 @@ def driver_seconds(run: Run) -> float | None:
 
 def crowding(run: Run) -> float:
     """Return the workers for each core of a run on processes of this machine, at least 1; 1 for any other run."""
-    here = run.config.environment.get("host", platform.node()) == platform.node()
-    if parse(run.config.cluster)[0] != "processes" or not here:
+    on_this_machine = run.config.environment.get("host", platform.node()) == platform.node()
+    if parse(run.config.cluster)[0] != "processes" or not on_this_machine:
         return 1.0
-    return max(1.0, run.config.workers / len(os.sched_getaffinity(0)))
+    return max(1.0, run.config.workers.most / len(os.sched_getaffinity(0)))
 
 
 def _rounds(run: Run, *, due: bool) -> list[list[TaskTime]]:
@@ -94,12 +94,12 @@ def _rounds(run: Run, *, due: bool) -> list[list[TaskTime]]:
         start = task.dispatched, task.worker
         table.setdefault((task.dispatched, starts[start]), {})[task.worker] = task
         starts[start] += 1
-    rows = [[row[i] for i in sorted(row)] for row in table.values() if len(row) == run.config.workers]
+    rows = [[row[i] for i in sorted(row)] for row in table.values() if len(row) == run.config.workers.most]
     rows = [row for row in rows if any(task.finished for task in row)]
     if not rows:
         raise BadInput(
             f"a record of a run has the rounds in which all workers are given a task simultaneously; its "
-            f"{run.config.workers} workers never were"
+            f"{run.config.workers.most} workers never were"
         )
     return rows
 

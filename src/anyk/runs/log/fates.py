@@ -158,8 +158,8 @@ def _steps(
         mine = (slot == i) & (step < 0) & np.isin(fate, (CUT, SPARE)) & np.isfinite(log["cancelled"])
         if not len(times) or not mine.any():
             continue
-        place = np.searchsorted(np.maximum.accumulate(times), log["cancelled"][mine], side="left")
-        within = place < len(times)
-        candidates = np.where(within, versions[np.minimum(place, len(times) - 1)], -1)
+        indices = np.searchsorted(np.maximum.accumulate(times), log["cancelled"][mine], side="left")
+        within = indices < len(times)
+        candidates = np.where(within, versions[np.minimum(indices, len(times) - 1)], -1)
         step[mine] = np.where(candidates > log["version"][mine], candidates, -1)
     return step

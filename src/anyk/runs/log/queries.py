@@ -182,7 +182,7 @@ def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
     )
     pairs: dict[tuple[int, int], tuple[int, int]] = {}
     for version, *texts in rows:
-        digests = sorted({*zip(*(map(int, text.split(",")) for text in texts), strict=True)})
+        digests = sorted({*zip(*(map(int, digits.split(",")) for digits in texts), strict=True)})
         for (a, digest_a), (b, digest_b) in combinations(digests, 2):
             if a != b and digest_a != digest_b:
                 count, first = pairs.get((a, b), (0, version))
@@ -223,7 +223,7 @@ def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
             end=end,
             finished=bool(exact),
             computing=computing,
-            partitions=[j for text in texts.split(";") for j in json.loads(text)],
+            partitions=[j for numbers in texts.split(";") for j in json.loads(numbers)],
         )
         for start, worker, end, exact, computing, texts in rows
         if end is not None

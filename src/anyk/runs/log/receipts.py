@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from anyk.base.arrays import Floats
-from anyk.protocol import Cancel, Combine
+from anyk.protocol import Combine
 from anyk.runs.engine.dispatches import ARRIVED, CUT, OPEN, Batch, plain_weight
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
 
 if TYPE_CHECKING:
     from anyk.runs.engine.driver import Driver
+    from anyk.runs.engine.step_record import StepBegun
 
 
 @dataclass(frozen=True)
@@ -142,13 +143,13 @@ def logged_receipt(
         CutOff(
             worker=worker,
             task=task,
-            seconds=(at if due is None else due) - start,
+            seconds=(cancelled_at if due is None else due) - start,
             known=due is not None,
             done=done,
             partitions=len(works[work].partitions),
         )
-        for worker, task, start, at, due, received, done, work in cancelled
-        if received is None or received > at
+        for worker, task, start, cancelled_at, due, received, done, work in cancelled
+        if received is None or received > cancelled_at
     ]
     silent = [
         chunk
@@ -176,39 +177,36 @@ def receipt_after(driver: Driver, slot: str, version: int) -> Receipt | None:
     return logged_receipt(driver.log, slot, version, workers=workers, partitions=partitions, stopped=stopped)
 
 
-def receipt_of_step(driver: Driver) -> Receipt:
-    """Return the receipt of the step that is being taken, which is not in the log yet.
+def receipt_of_step(driver: Driver, begun: StepBegun) -> Receipt:
+    """Return the receipt of a step that has begun, which is not in the log yet.
 
     The workers that are cut off are those at work that the strategy cancels together with the step.
     """
-    combine, tasks = driver.taking, driver.ledger.under_way
-    assert combine is not None
-    version = driver.versions[combine.slot]
+    combine, tasks = begun.command, driver.ledger.under_way
     used = []
-    for (task, place), weight in zip(combine.messages, combine.weights, strict=True):
+    for (task, index), weight in zip(combine.messages, combine.weights, strict=True):
         batch = tasks[task]
-        chunk = batch.chunks[task - batch.first][place]
+        chunk = batch.chunks[task - batch.first][index]
         work = queries.Work(list(chunk.partitions), list(chunk.coefficients), chunk.batch)
         worker = batch.workers[task - batch.first]
         used.append(
             _Message(
                 worker=worker,
                 task=task,
-                chunk=place,
+                chunk=index,
                 weight=plain_weight(weight),
-                staleness=version - batch.versions[combine.slot],
+                staleness=begun.version - 1 - batch.versions[combine.slot],
                 work=work,
             )
         )
     used.sort(key=lambda message: message[:3])  # as in the log
-    ended = [task for command in driver.obeying if isinstance(command, Cancel) for task in command.tasks]
-    batches = [(task, tasks[task]) for task in ended if task in tasks]
-    cut_off = [chunk for task, batch in batches for chunk in _late(task, batch, driver.now, OPEN)]
+    batches = [(task, tasks[task]) for task in begun.cancelled if task in tasks]
+    cut_off = [chunk for task, batch in batches for chunk in _late(task, batch, begun.time, OPEN)]
     answered = {batch.workers[task - batch.first] for task, batch in batches if batch.places(task, ARRIVED)}
     residual, gain = (combine.residual or 0.0, combine.gain) if isinstance(combine, Combine) else (0.0, 1.0)
     carried = driver.versions.carried
     values = {} if carried is None else carried.shown(combine.slot)
-    update = _Update(combine.slot, version + 1, driver.now, residual, gain, values=values)
+    update = _Update(combine.slot, begun.version, begun.time, residual, gain, values=values)
     fleet = driver.layout.partitions, driver.layout.workers
     sizes = () if driver.layout.epochs else driver.ledger.sizes
     return _receipt(
@@ -255,10 +253,10 @@ def _late(task: int, batch: Batch, until: float, status: int) -> list[CutOff]:
             task=task,
             seconds=until - batch.at,
             known=False,
-            done=batch.done.get(place),
-            partitions=len(batch.chunk(place).partitions),
+            done=batch.done.get(index),
+            partitions=len(batch.chunk(index).partitions),
         )
-        for place in batch.places(task, status)
+        for index in batch.places(task, status)
     ]
 
 

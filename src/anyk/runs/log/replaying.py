@@ -15,13 +15,13 @@ from anyk.clusters import Order, Simulated
 from anyk.clusters.local import Local
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems import from_recipe
 from anyk.problems.base import Partitions, Problem
 from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMessage
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
-from anyk.runs.folder.digests import check_named, check_problem, with_plugins
-from anyk.runs.folder.rebuilding import admit_strategies
+from anyk.runs.engine.step_record import StepRecord
+from anyk.runs.folder.digests import with_plugins
+from anyk.runs.folder.rebuilding import admitted_problem
 from anyk.runs.limits import plan
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
@@ -134,49 +134,47 @@ def replay(
 
 def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, compute: bool) -> Replay:
     config = run.config
-    check_named(config, f"the run '{run.path}'")
-    admit_strategies(config)
-    why = None if compute else "not asked for"
+    problem = admitted_problem(config, f"the run '{run.path}'", problem, needed=compute)
+    reason = None if compute else "not asked for"
     if compute and problem is None:
-        if config.problem is not None:
-            problem = from_recipe(config.problem.plain())
-        else:
-            why = "its problem was made in Python; give it with problem=…"
-    if problem is not None:
-        check_problem(config, problem, f"the run '{run.path}'")
+        reason = "its problem was made in Python; give it with problem=…"
     strategy = build_strategy(config.strategy, workers=config.workers)
     strategy = plan(strategy, config.steps, run.begun)
     new = RunLog()
     values = {(evaluation.slot, evaluation.version): evaluation.value for evaluation in run.log.evaluations()}
 
-    def observe(driver: Driver) -> None:
-        assert driver.last is not None
-        newest = driver.last.slot, driver.last.version
+    def observe(record: StepRecord) -> None:
+        newest = record.update.slot, record.update.version
         if (value := values.get(newest)) is not None:
             driver.observe(*newest, value)
 
     driver = Driver(
         strategy,
-        _Recorded(run.log, config.workers, config.seed, _byzantine(config.cluster)),
-        problem=problem if why is None else None,
-        optimizer=(optimizer or build_optimizer(config.optimizer, lr=config.lr)) if why is None else None,
+        _Recorded(run.log, config.workers.most, config.seed, _byzantine(config.cluster)),
+        problem=problem if reason is None else None,
+        optimizer=(optimizer or build_optimizer(config.optimizer, lr=config.lr)) if reason is None else None,
         log=new,
         warm_start=run.started_with,
         on_step=observe,
     )
     with session(driver):
         driver.run()
+    return _compared(run.log, new, reason)
+
+
+def _compared(log: RunLog, new: RunLog, reason: str | None) -> Replay:
+    """Return what the log of a replay shows; ``reason``: the reason if the model was not computed."""
     bits = "SELECT slot, version, digest FROM updates ORDER BY slot, version"
     updates = new.rows(bits)
     counts = sum(1 for _ in new.events()), len(updates)
-    resets = len(_resets(run.log))
-    for logged, replayed in zip_longest(queries.decisions(run.log), queries.decisions(new)):
+    resets = len(_resets(log))
+    for logged, replayed in zip_longest(queries.decisions(log), queries.decisions(new)):
         if logged != replayed:
             step = (logged or replayed).step
             return Replay(*counts, False, None, f"step {step}: logged {logged}, replayed {replayed}", resets)
-    if why is not None:
-        return Replay(*counts, True, None, why, resets)
-    for old, now in zip_longest(run.log.rows(bits), updates):
+    if reason is not None:
+        return Replay(*counts, True, None, reason, resets)
+    for old, now in zip_longest(log.rows(bits), updates):
         if old != now:
             return Replay(*counts, True, False, f"first at version {(old or now)[1]}", resets)
     return Replay(*counts, True, True, None, resets)

@@ -137,10 +137,10 @@ class RunLog:
     def check_tables(self) -> None:
         """Raise :class:`~anyk.BadInput` unless the log has the tables of a run and nothing else."""
         try:
-            whole = self._has_tables()
+            has_tables = self._has_tables()
         except sqlite3.Error as error:
             raise self._unreadable(error) from None
-        if not whole:
+        if not has_tables:
             raise BadInput(f"the log '{self.path}' is damaged ({_NO_TABLES}); {INSTEAD}")
 
     def check_file(self) -> str | None:
@@ -165,8 +165,8 @@ class RunLog:
 
     def _has_tables(self) -> bool:
         """Return whether the log has the tables of a run and nothing else, such as views that compute for ever."""
-        found = self._db.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
-        return sorted(map(repr, found)) == sorted(repr(("table", *table)) for table in SCHEMA.items())
+        objects = self._db.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        return sorted(map(repr, objects)) == sorted(repr(("table", *table)) for table in SCHEMA.items())
 
     def check_seals(self) -> str | None:
         """Return a sentence on rows that differ from their seals; None if there are none."""
@@ -187,16 +187,16 @@ class RunLog:
         """Return the last row of each table after ``upto``, at most ``end``, and the seal of the rows in between."""
         digest = hashlib.blake2b(seal.encode(), digest_size=16)
         new = upto[:]
-        for place, name in enumerate(TABLES):
-            last = None if end is None else end[place]
-            if last == upto[place]:
+        for index, name in enumerate(TABLES):
+            last = None if end is None else end[index]
+            if last == upto[index]:
                 continue
             rows = self._db.execute(
                 f"SELECT rowid, * FROM {name} WHERE rowid > ? AND rowid <= ? ORDER BY rowid",
-                (upto[place], _LAST if last is None else last),
+                (upto[index], _LAST if last is None else last),
             ).fetchall()
             if rows:
-                new[place] = rows[-1][0]
+                new[index] = rows[-1][0]
                 digest.update(msgspec.msgpack.encode((name, rows)))
         return new, digest.hexdigest()
 

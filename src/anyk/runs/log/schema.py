@@ -56,32 +56,38 @@ _TIMES = {"time", "dispatched", "started", "computing", "computed", "sent", "rec
 _JSON = {"partitions", "coefficients", "mix", "info", "value"}
 
 
+def _wrong_values(table: str, name: str, kind: str) -> str:
+    """Return the condition, in SQL, of values that a column of a type (``kind``) never has."""
+    number = f"typeof({name}) != 'integer' OR {name} NOT BETWEEN"
+    wrong = {
+        "INTEGER": f"{number} -1 AND {1_000_000 if name == 'worker' else 1 << 53}",
+        "REAL": f"typeof({name}) NOT IN ('real', 'integer')",
+        "TEXT": f"typeof({name}) != 'text'",
+    }[kind]
+    if name == "digest" and kind == "INTEGER":
+        wrong = f"typeof({name}) != 'integer'"
+    elif (table, name) == ("events", "kind"):
+        wrong += f" OR kind NOT IN ({', '.join(map(repr, [START, *KINDS]))})"
+    elif name in _TIMES:
+        wrong += f" OR abs({name}) > 1e300"
+    elif name == "weight":  # of a message, or of each block
+        single = f"({wrong} OR abs({name}) > 1e30)"
+        wrong = f"{single} AND coalesce(typeof({name}) != 'text' OR json_type({name}) != 'array', 1)"
+    elif name in _JSON:
+        wrong += f" OR NOT json_valid(replace(replace({name}, 'NaN', '0'), 'Infinity', '0'))"
+    if name in ("partitions", "coefficients"):
+        numbers = "'integer'" if name == "partitions" else "'integer', 'real'"
+        other = f"SELECT 1 FROM json_each({name}) WHERE type NOT IN ({numbers})"
+        wrong += f" OR json_type({name}) != 'array' OR EXISTS ({other})"
+    return wrong
+
+
 def wrong_rows(table: str) -> str:
     """Return the condition, in SQL, of rows of a table that no run writes, by types and ranges of their values."""
     conditions = []
     for column in TABLES[table].split(", "):
         name, kind = column.split()[:2]
-        number = f"typeof({name}) != 'integer' OR {name} NOT BETWEEN"
-        wrong = {
-            "INTEGER": f"{number} -1 AND {1_000_000 if name == 'worker' else 1 << 53}",
-            "REAL": f"typeof({name}) NOT IN ('real', 'integer')",
-            "TEXT": f"typeof({name}) != 'text'",
-        }[kind]
-        if name == "digest" and kind == "INTEGER":
-            wrong = f"typeof({name}) != 'integer'"
-        elif (table, name) == ("events", "kind"):
-            wrong += f" OR kind NOT IN ({', '.join(map(repr, [START, *KINDS]))})"
-        elif name in _TIMES:
-            wrong += f" OR abs({name}) > 1e300"
-        elif name == "weight":  # of a message, or of each block
-            single = f"({wrong} OR abs({name}) > 1e30)"
-            wrong = f"{single} AND coalesce(typeof({name}) != 'text' OR json_type({name}) != 'array', 1)"
-        elif name in _JSON:
-            wrong += f" OR NOT json_valid(replace(replace({name}, 'NaN', '0'), 'Infinity', '0'))"
-        if name in ("partitions", "coefficients"):
-            numbers = "'integer'" if name == "partitions" else "'integer', 'real'"
-            other = f"SELECT 1 FROM json_each({name}) WHERE type NOT IN ({numbers})"
-            wrong += f" OR json_type({name}) != 'array' OR EXISTS ({other})"
+        wrong = _wrong_values(table, name, kind)
         lacks = f"{name} IS NULL"
         conditions.append(f"NOT ({lacks}) AND ({wrong})" if name in _MAY_LACK.get(table, ()) else f"{lacks} OR {wrong}")
     if table == "events":

@@ -16,28 +16,28 @@ from anyk.base import html, installed
 from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput, RunFailed
 from anyk.base.plain import ByName
+from anyk.base.specs import Spec, with_keys
 from anyk.base.specs import parse as split
-from anyk.base.specs import with_keys
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.optimizers import Optimizer, Schedule
 from anyk.problems.base import Problem, Tell
+from anyk.protocol import Workers
 from anyk.runs.callbacks import Callbacks, check_callbacks
-from anyk.runs.defaults import usual_optimizer, with_usual_batch
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check_evaluation, read_evaluate
+from anyk.runs.defaults import usual_optimizer
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
 from anyk.runs.folder.digests import digests_of, files_of, with_callbacks, with_plugins
 from anyk.runs.folder.folders import check_plain, new_folder, unstarted
 from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
-from anyk.runs.limits import Limits, check_hooks, check_launcher, check_rows
+from anyk.runs.limits import Limits, check_launcher
 from anyk.runs.live_progress import showing
 from anyk.runs.races.race_folder import NAME, RaceConfig, is_race, name_folders, read_race, run_folders, titled
 from anyk.runs.races.speedups import compare_seeds, grouped
 from anyk.runs.run import Run, result_cells, setup
+from anyk.runs.spec import fitted
 from anyk.runs.training import combine, resume, train
-from anyk.strategies import resolve_paths, with_fleet
-from anyk.strategies import strategy as build_strategy
-from anyk.strategies.construction import fleet_keys
+from anyk.strategies import resolve_paths
 
 _TRIES = 9
 
@@ -66,7 +66,7 @@ class Race:
         if not is_race(folder):
             raise BadInput(f"'{folder}' is not the folder of a race: it has no {NAME} and no run folders")
         if not (folder / NAME).is_file():
-            runs = [Run.open(place) for place in run_folders(folder)]
+            runs = [Run.open(run_folder) for run_folder in run_folders(folder)]
             return cls(tuple(sorted(runs, key=lambda run: (run.begun, str(run.path)))), folder)
         config = read_race(folder)
         started = [entry for entry in config.entries if (folder / entry.folder).is_dir()]
@@ -130,7 +130,11 @@ class Race:
             for run, by in zip(self.runs, compared.speed_ups, strict=True)
         ]
         top |= {"speed_up_over": compared.over, "speed_up_by": compared.by, "runs": lines}
-        return top | {"strategies": [each.result() for each in compared.strategies]} if self.seeds > 1 else top
+        return (
+            top | {"strategies": [compared_strategy.result() for compared_strategy in compared.strategies]}
+            if self.seeds > 1
+            else top
+        )
 
     def close(self) -> None:
         """Close the logs of all runs."""
@@ -143,7 +147,8 @@ def race(
     problem: Problem | Sequence[Problem],
     strategies: Sequence[str],
     *,
-    workers: int | tuple[int, int],
+    workers: int | tuple[int, int] | Workers,
+    partitions: int | None = None,
     cluster: str = "processes",
     delays: str | DelayModel = "none",
     seed: int = 0,
@@ -184,23 +189,18 @@ def race(
     if not strategies:
         raise BadInput("a race needs at least one strategy")
     trained, models = combine(problem)
-    fleets = [with_fleet(spec, workers) for spec in strategies]
-    workers = fleets[0][1]
-    specs = [_with_models(spec, models, workers) for spec, _ in fleets]  # all must be valid before the first runs
-    names = name_folders(specs, {})
-    fleet = build_cluster(cluster, workers=workers, delays=parse(delays), seed=seed, communication=communication)
-    limits, evaluate = Limits(steps, seconds, target), read_evaluate(evaluate)
+    workers = Workers.of(workers, partitions)
+    limits, evaluate = Limits(steps=steps, seconds=seconds, target=target), read_evaluate(evaluate)
+    fit = partial(_fitted, trained, models=models, workers=workers, evaluate=evaluate, target=target)
+    names = name_folders([fit(Spec(spec)) for spec in strategies], {})  # all must be valid before the first runs
+    fleet = build_cluster(cluster, workers=workers.most, delays=parse(delays), seed=seed, communication=communication)
     optimizer, checked_callbacks = usual_optimizer(trained, optimizer, lr), check_callbacks(callbacks)
     check_evaluation(trained, evaluate, limits)
-    for spec in specs:
-        strategy = with_usual_batch(trained, build_strategy(spec, workers=workers), spec)
-        check_rows(trained, strategy)
-        check_hooks(trained, strategy)
-        check_evaluate(evaluate, strategy, target)
     config = describe(
         RaceConfig,
         problem=trained,
         cluster=fleet,
+        workers=workers,
         optimizer=optimizer,
         limits=limits,
         evaluate=evaluate,
@@ -215,8 +215,8 @@ def race(
         config = replace(config, digests=digests_of(trained, fleet, config))
         new_folder(folder, known=NAME)
         write_sealed(folder / NAME, config)
-    with showing(progress, checked_callbacks) as shown:
-        return _run_entries(config, Rebuilt(trained, optimizer, fleet), folder, shown, before)
+    with showing(progress, checked_callbacks) as display:
+        return _run_entries(config, Rebuilt(trained, optimizer, fleet), folder, display, before)
 
 
 def resume_race(
@@ -242,20 +242,26 @@ def resume_race(
     folder = Path(path)
     config, of = read_race(folder), f"the race '{folder}'"
     check_plain(*folder.iterdir())
-    limits = Limits(steps, seconds, target)
+    limits = Limits(steps=steps, seconds=seconds, target=target)
     if limits:
         config = replace(config, **vars(limits))
     if seeds is not None and seeds < config.seeds:
         raise BadInput(f"{of} has {config.seeds} seeds, which cannot become {seeds}; give a larger number")
     rebuilt = rebuild(folder, config, of, call="anyk.resume_race", problem=problem, optimizer=optimizer, trust=trust)
-    check_evaluation(rebuilt.problem, read_evaluate(config.evaluate), config.limits)
+    evaluate = read_evaluate(config.evaluate)
+    check_evaluation(rebuilt.problem, evaluate, config.limits)
+    fit = partial(
+        _fitted,
+        rebuilt.problem,
+        models=config.models,
+        workers=config.workers,
+        evaluate=evaluate,
+        target=config.target,
+    )
     with with_plugins(config, of):
         for spec in config.runs:
-            build_strategy(spec, workers=config.workers)
-    fleets = [fleet_keys(spec) for spec in config.runs]
-    shared = {} if any(fleet != fleets[0] for fleet in fleets) else fleets[0]
-    add = [spec if fleet_keys(spec) else with_keys(spec, shared) for spec in add]
-    added = [_with_models(spec, config.models, config.workers) for spec in add]
+            fit(spec)
+    added = [fit(Spec(spec)) for spec in add]
     runs, checked_callbacks = config.runs | name_folders(added, config.runs), check_callbacks(callbacks)
     used = config.digests.installed | installed.used_by(runs)
     digests = replace(config.digests, files=files_of(runs) | config.digests.files, installed=used)
@@ -280,26 +286,31 @@ def _run_entries(
     problem, optimizer, cluster = rebuilt
     runs = []
     for entry in config.entries:
-        place = None if folder is None else folder / entry.folder
-        if place is not None and resumed is not None and place.is_dir() and not unstarted(place):
-            run = Run.open(place)
+        run_folder = None if folder is None else folder / entry.folder
+        if run_folder is not None and resumed is not None and run_folder.is_dir() and not unstarted(run_folder):
+            run = Run.open(run_folder)
             if _finished(run) and "steps" not in resumed:
                 runs.append(run)
                 continue
             run.close()
-            start = partial(resume, place, **resumed)
+            start = partial(resume, run_folder, **resumed)
         else:
             fleet = cluster_like(cluster, config, entry.seed)
-            settings = {"out": place, "evaluate": config.evaluate, **vars(config.limits)}
+            settings = {
+                "workers": config.workers,
+                "out": run_folder,
+                "evaluate": config.evaluate,
+                **vars(config.limits),
+            }
             start = partial(train, strategy=entry.strategy, cluster=fleet, **settings)
         if before is not None:
             before(entry.title)
         try:
             run = start(problem=problem, optimizer=optimizer, callbacks=callbacks.also(title=entry.folder))
         except RunFailed:
-            if place is None or not (place / "log.sqlite").is_file():
+            if run_folder is None or not (run_folder / "log.sqlite").is_file():
                 raise
-            run = Run.open(place)  # its log notes why; the other runs continue
+            run = Run.open(run_folder)  # its log notes why; the other runs continue
         runs.append(run)
     return Race(tuple(runs), folder, (), None if folder is None else config)
 
@@ -316,11 +327,10 @@ def _finished(run: Run) -> bool:
     return not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])
 
 
-def racers(workers: int, models: int = 1, *, fewest: int | None = None) -> tuple[str, ...]:
+def racers(workers: int | tuple[int, int] | Workers, models: int = 1) -> tuple[str, ...]:
     """Return the default strategies of a race: waiting for all, an exact code, an approximate one, and ``async``.
 
-    With several models ``async``, which trains one only, is omitted, as it is for a fleet that changes, of ``fewest``
-    workers and more.
+    With several models ``async``, which trains one only, is omitted, as it is for workers that join and leave.
 
     >>> racers(30)
     ('uncoded', 'frc:load=3', 'agc:load=3,wait=11', 'async:lr_scale=0.05')
@@ -329,18 +339,20 @@ def racers(workers: int, models: int = 1, *, fewest: int | None = None) -> tuple
     >>> racers(30, models=4)
     ('uncoded', 'frc:load=3', 'frc:load=3,wait=11')
     """
-    if fewest is not None:
-        return ("uncoded", *["frc:stragglers=1"] * (fewest > 1), "uncoded:wait=0.75n")
-    if workers < 2:
+    fleet = Workers.of(workers)
+    if fleet.fewest is not None:
+        return ("uncoded", *["frc:stragglers=1"] * (fleet.fewest > 1), "uncoded:wait=0.75n")
+    n = fleet.most
+    if n < 2:
         return ("uncoded", "async:lr_scale=0.05") if models == 1 else ("uncoded",)
-    stragglers = min(2, workers - 1)
-    even = workers % (stragglers + 1) == 0
+    stragglers = min(2, n - 1)
+    even = n % (stragglers + 1) == 0
     exact = f"frc:load={stragglers + 1}" if even else f"frc:stragglers={stragglers}"
     early = f"agc:load={stragglers + 1}" if even and models == 1 else exact
-    rounds = "uncoded", exact, f"{early},wait={max(1, round(workers * 11 / 30))}"
+    rounds = "uncoded", exact, f"{early},wait={max(1, round(n * 11 / 30))}"
     if models > 1:
         return rounds
-    scale = 0.05 if workers <= 30 else float(f"{1.5 / workers:.2g}")  # a gradient is about n versions old
+    scale = 0.05 if n <= 30 else float(f"{1.5 / n:.2g}")  # a gradient is about n versions old
     return (*rounds, f"async:lr_scale={scale:g}")
 
 
@@ -359,22 +371,22 @@ def charged(cluster: str, problem: Problem, *, workers: int) -> str:
     return with_keys(cluster, {"partition": float(f"{median(durations):.2g}"), "cores": workers})
 
 
-def _with_models(spec: str, models: int, workers: int) -> str:
-    """Return a strategy's spec for a number of models; raise if the strategy cannot train that many."""
-    build_strategy(spec, workers=workers)
+def _fitted(
+    problem: Problem, spec: Spec, models: int, workers: Workers, *, evaluate: Evaluate | None, target: float | None
+) -> Spec:
+    """Return a strategy's spec for a number of models; raise if the strategy does not suit the race."""
     spec = resolve_paths(spec)
-    if models == 1:
-        return spec
-    completed_spec = with_keys(spec, {"models": models})
+    several = spec.with_keys({"models": models}) if models > 1 else spec
     try:
-        trained = len(build_strategy(completed_spec, workers=workers).layout.slots)
+        strategy, _ = fitted(problem, several, workers, evaluate=evaluate, target=target)
+        trained = len(strategy.layout.slots)
     except BadInput as error:
         if "has no key 'models'" not in str(error):
             raise
         trained = 1
-    if trained != models:
+    if models > 1 and trained != models:
         raise BadInput(
             f"'{spec}' trains {trained} model{'s' * (trained > 1)} and cannot race with {models} models; rounds of a "
             "code can, and gc, sr-sgc and m-sgc"
         )
-    return completed_spec
+    return several

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from anyk.base.errors import BadInput
+from anyk.base.specs import Spec
 from anyk.runs.folder.config import Count, SharedConfig, read_sealed
 
 NAME = "race.toml"
@@ -20,7 +21,7 @@ _Folder = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9=-][A-Za-z0-9.=-]*$")
 class RaceEntry(NamedTuple):
     """A run of a race: its strategy's spec, its seed, its folder's name and its title."""
 
-    strategy: str
+    strategy: Spec
     seed: int
     folder: str
     title: str
@@ -33,11 +34,11 @@ class RaceConfig(SharedConfig, frozen=True, kw_only=True):
     """
 
     models: Count
-    runs: dict[str, _Folder]
+    runs: dict[Spec, _Folder]
     seeds: Count
 
     @property
-    def strategies(self) -> Collection[str]:
+    def strategies(self) -> Collection[Spec]:
         """The specs of all strategies."""
         return self.runs
 
@@ -77,9 +78,9 @@ def read_race(folder: Path) -> RaceConfig:
     return read_sealed(file, RaceConfig, f"the race '{folder}'")
 
 
-def name_folders(strategies: Sequence[str], existing: Mapping[str, str]) -> dict[str, str]:
+def name_folders(strategies: Sequence[Spec], existing: Mapping[Spec, str]) -> dict[Spec, str]:
     """Return the folder's name of each strategy; ``existing``: the names of the folders in the race, by strategy."""
-    names: dict[str, str] = {}
+    names: dict[Spec, str] = {}
     for spec in strategies:
         if spec in names or spec in existing:
             raise BadInput(f"'{spec}' is in the race {'twice' if spec in names else 'already'}")

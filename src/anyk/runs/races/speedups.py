@@ -72,7 +72,7 @@ def _waits_for_all(spec: str) -> bool:
 
 def _by_job(run: Run, reference: Run) -> SpeedUp:
     """Return the speed-up in seconds per job."""
-    seconds, base = (None if each.asynchronous else each.seconds_a_job for each in (run, reference))
+    seconds, base = (None if one_run.asynchronous else one_run.seconds_a_job for one_run in (run, reference))
     return SpeedUp(base / seconds if seconds and base else None)
 
 
@@ -151,15 +151,15 @@ def mean_over(values: Iterable[float | None]) -> Mean:
     (Mean(mean=2.0, low=-0.4841..., high=4.4841...), None, None)
     """
     every = list(values)
-    known = [value for value in every if value is not None and math.isfinite(value)]
-    if not known or len(known) < len(every):
+    finite = [value for value in every if value is not None and math.isfinite(value)]
+    if not finite or len(finite) < len(every):
         return Mean(None, None, None)
-    mean = float(np.mean(known))
-    if len(known) == 1:
+    mean = float(np.mean(finite))
+    if len(finite) == 1:
         return Mean(mean, None, None)
     from scipy.stats import t
 
-    half = float(t.ppf(0.5 + CONFIDENCE / 2.0, len(known) - 1) * np.std(known, ddof=1) / math.sqrt(len(known)))
+    half = float(t.ppf(0.5 + CONFIDENCE / 2.0, len(finite) - 1) * np.std(finite, ddof=1) / math.sqrt(len(finite)))
     return Mean(mean, mean - half, mean + half)
 
 

@@ -123,27 +123,27 @@ class AdaptingSteps:
 
     def before_round(self, s: RoundState) -> list[Command]:
         """Return requests that the next round waits for; none if it may start."""
-        own: AdaptingState = s.work.adapt
-        if own.origin is None or s.now < own.due:
+        adapting: AdaptingState = s.work.adapt
+        if adapting.origin is None or s.now < adapting.due:
             return []
-        while own.due <= s.now:
-            own.due += self.interval
+        while adapting.due <= s.now:
+            adapting.due += self.interval
         return [EvaluateLoss("model", s.work.iterations)]
 
     def on_loss(self, s: RoundState, event: LossEvaluated) -> list[Command] | None:
         """Adapt tau; return the commands before the next round, None if that has started already."""
-        own: AdaptingState = s.work.adapt
+        adapting: AdaptingState = s.work.adapt
         loss = event.loss - self.loss_floor
-        if own.origin is None:
-            own.origin, own.last_loss = (loss, event.rate), loss
+        if adapting.origin is None:
+            adapting.origin, adapting.last_loss = (loss, event.rate), loss
             return None
-        if len(own.tried) < len(self.probe):
+        if len(adapting.tried) < len(self.probe):
             return self._probed(s, loss)
-        rate = event.rate / own.origin[1]
-        stalled = loss > self.guard * own.last_loss
+        rate = event.rate / adapting.origin[1]
+        stalled = loss > self.guard * adapting.last_loss
         tau = adapted_tau(
-            self.probe[own.tried.index(min(own.tried))] if self.probe else s.work.first_tau,
-            own.origin[0],
+            self.probe[adapting.tried.index(min(adapting.tried))] if self.probe else s.work.first_tau,
+            adapting.origin[0],
             loss,
             s.work.tau,
             rate=rate,
@@ -152,7 +152,7 @@ class AdaptingSteps:
             least=self.least,
         )
         if loss == loss:
-            own.last_loss = loss
+            adapting.last_loss = loss
         notes: list[Command] = [Note(f"tau = {tau} at an excess loss of {loss:.4g}")] if tau != s.work.tau else []
         s.work.tau = tau
         return notes

@@ -136,7 +136,7 @@ class Gossip(CrewStrategy[GossipState]):
         return self._go(state)
 
     def worker_left(self, state: GossipState, worker: int) -> Commands:
-        state.under_way = {task: at for task, at in state.under_way.items() if at[0] != worker}
+        state.under_way = {task: work for task, work in state.under_way.items() if work[0] != worker}
         state.anew.add(worker)
         return super().worker_left(state, worker) or self._go(state)
 
@@ -210,9 +210,9 @@ class Neighbours(Gossip):
     def beginning(self, s: GossipState, node: int, k: int) -> Mixture:
         ended = s.ended[k - 1]
         column = self.weights(s, k - 1)[:, node]
-        here = [(int(i), float(column[i])) for i in np.flatnonzero(column)]
-        missing = sum(weight for i, weight in here if i not in ended)  # of nodes that have been given up
-        weights = {i: weight for i, weight in here if i in ended}
+        terms = [(int(i), float(column[i])) for i in np.flatnonzero(column)]
+        missing = sum(weight for i, weight in terms if i not in ended)  # of nodes that have been given up
+        weights = {i: weight for i, weight in terms if i in ended}
         if missing:
             weights[node] = weights.get(node, 0.0) + missing
         return tuple((i, ended[i], 0, weight) for i, weight in sorted(weights.items())), 0.0

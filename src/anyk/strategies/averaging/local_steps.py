@@ -161,15 +161,17 @@ class LocalSteps(RoundWork):
         partitions = s.code.assignment
         return Dispatch(first, workers, [(self._chunk(s.work, i, batch, partitions[i]),) for i in workers])
 
-    def _chunk(self, own: LocalState, worker: int, batch: int, partitions: tuple[int, ...]) -> Chunk:
+    def _chunk(self, local: LocalState, worker: int, batch: int, partitions: tuple[int, ...]) -> Chunk:
         """Return a worker's chunk in this round."""
-        steps = own.tau
-        if self.speeds and worker in own.speed:
-            steps = max(1, floor(own.tau * own.speed[worker] / max(own.speed.values()) + 1e-9))
-        own.steps_taken[worker] = steps
-        own.most = max(own.most, steps)
-        state = own.last_task.get(worker, -1)  # -1 unless states are kept
-        return Chunk(partitions, (1.0,) * len(partitions), batch=batch, repeat=own.iterations, steps=steps, state=state)
+        steps = local.tau
+        if self.speeds and worker in local.speed:
+            steps = max(1, floor(local.tau * local.speed[worker] / max(local.speed.values()) + 1e-9))
+        local.steps_taken[worker] = steps
+        local.most = max(local.most, steps)
+        state = local.last_task.get(worker, -1)  # -1 unless states are kept
+        return Chunk(
+            partitions, (1.0,) * len(partitions), batch=batch, repeat=local.iterations, steps=steps, state=state
+        )
 
     def note_speed(self, s: RoundState, worker: int) -> None:
         """Note the speed of a worker whose reply has arrived."""
@@ -178,21 +180,21 @@ class LocalSteps(RoundWork):
 
     def step(self, s: RoundState, decoding: Selection) -> tuple[Mix, Sequence[int]]:
         """Return the step that averages the models that have arrived, and the tasks to be cancelled after it."""
-        own: LocalState = s.work
+        local: LocalState = s.work
         used = [(s.task_of[worker], 0) for worker in decoding.replies]
         if self.speeds:  # an upper limit for workers that are cut off
             for worker in s.open.values():
-                most = own.steps_taken[worker] / max(s.now - s.began, 1e-9)
-                own.speed[worker] = min(own.speed.get(worker, most), most)
+                most = local.steps_taken[worker] / max(s.now - s.began, 1e-9)
+                local.speed[worker] = min(local.speed.get(worker, most), most)
         if self.keep:
             tasks = dict(used)
-            own.last_task |= {reply: task for reply, task in s.task_of.items() if task in tasks}
+            local.last_task |= {reply: task for reply, task in s.task_of.items() if task in tasks}
         weights = [1.0 / len(used)] * len(used)
         outer = None if self.outer is None else (self.outer, self.rate)
         weighted = self.weighted or bool(s.code.shares) or isinstance(s.code_rule, ElasticState)
-        mix = Mix("model", used, weights, by_samples=weighted, outer=outer, number=own.iterations)
-        own.iterations += own.most
-        own.most = 0
+        mix = Mix("model", used, weights, by_samples=weighted, outer=outer, number=local.iterations)
+        local.iterations += local.most
+        local.most = 0
         return mix, range(s.first, s.crew.next)
 
     def before_round(self, s: RoundState) -> list[Command]:

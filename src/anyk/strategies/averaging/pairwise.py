@@ -103,8 +103,8 @@ class PairwiseGossip(CrewStrategy[PairState]):
             commands.append(Mix(mine, ((task, 0),), (1.0,), share=1.0, relative=True))
         s.count += 1
         if s.count % self.workers == 0:
-            here = [i for i in range(self.workers) if i not in s.crew.gone]
-            commands.append(Mix("model", (), (), others=tuple((f"node {i}", 1.0 / len(here)) for i in here)))
+            present = [i for i in range(self.workers) if i not in s.crew.gone]
+            commands.append(Mix("model", (), (), others=tuple((f"node {i}", 1.0 / len(present)) for i in present)))
         return commands
 
     def _dispatch(self, s: PairState, nodes: Sequence[int]) -> Command:

@@ -201,8 +201,8 @@ class AdaSync(Growth):
                 return ()
             case LossEvaluated():
                 return self._adapt(family, s, event)
-        again = SetAlarm(_ALARM, event.time + self.interval)
-        return [again, *self._by_noise(family, s)] if self.rule == "noise" else [EvaluateLoss("model"), again]
+        alarm = SetAlarm(_ALARM, event.time + self.interval)
+        return [alarm, *self._by_noise(family, s)] if self.rule == "noise" else [EvaluateLoss("model"), alarm]
 
     # ------------------------------------------------------------------------------------------- measurements
 
@@ -222,7 +222,7 @@ class AdaSync(Growth):
         s.growth.began = {task: began for task, began in s.growth.began.items() if task in s.under_way}
         return []
 
-    def _weigh(self, own: AdaSyncState, event: NoiseMeasured) -> None:
+    def _weigh(self, growth: AdaSyncState, event: NoiseMeasured) -> None:
         """Update the noise from a measurement; numerator and denominator are smoothed before they are divided.
 
         ``S = k / (k-1) (mean |g|^2 - |mean g|^2)``, ``|F'|^2 = |mean g|^2 - S / k``.
@@ -230,8 +230,8 @@ class AdaSync(Growth):
         k = event.replies
         variance = max(0.0, k / (k - 1.0) * (event.mean_square - event.square_of_mean))
         square = event.square_of_mean - variance / k
-        own.variance = _SMOOTHING * own.variance + (1.0 - _SMOOTHING) * variance
-        own.square = _SMOOTHING * own.square + (1.0 - _SMOOTHING) * square
+        growth.variance = _SMOOTHING * growth.variance + (1.0 - _SMOOTHING) * variance
+        growth.square = _SMOOTHING * growth.square + (1.0 - _SMOOTHING) * square
 
     def _times(self, family: FamilyTerms, s: KState) -> Any:
         """Return the mean seconds of a step for K = 1, …, P; None until enough durations are known."""
@@ -243,17 +243,17 @@ class AdaSync(Growth):
     # ------------------------------------------------------------------------------------------- changes of K
 
     def _adapt(self, family: FamilyTerms, s: KState, event: LossEvaluated) -> Commands:
-        loss, own = event.loss - self.loss_floor, s.growth
-        if own.first is None:
+        loss, growth = event.loss - self.loss_floor, s.growth
+        if growth.first is None:
             if loss <= 0.0:
-                why = (
+                reason = (
                     f"loss_floor of 'adasync' is not below the first loss: {self.loss_floor:g}, and the loss is "
                     f"{event.loss:g}"
                 )
-                return [Stop(why, failed=True)]
-            own.first = loss, event.rate
+                return [Stop(reason, failed=True)]
+            growth.first = loss, event.rate
             return ()
-        first, before = own.first
+        first, before = growth.first
         if not (isfinite(loss) and isfinite(first) and event.rate > 0.0 and before > 0.0):
             return ()
         rate = event.rate / before
@@ -266,19 +266,19 @@ class AdaSync(Growth):
         return self._grow(family, s, k, f"an excess loss of {loss:.4g}")
 
     def _by_noise(self, family: FamilyTerms, s: KState) -> Commands:
-        own, times = s.growth, self._times(family, s)
-        if times is None or own.variance <= 0.0:
+        growth, times = s.growth, self._times(family, s)
+        if times is None or growth.variance <= 0.0:
             return ()
-        noise = own.variance / own.square if own.square > 0.0 else float("inf")
+        noise = growth.variance / growth.square if growth.square > 0.0 else float("inf")
         k = family.workers if noise == float("inf") else k_for_noise(noise, times)
         return self._grow(family, s, k, f"a gradient noise scale of {noise:.4g} gradients")
 
-    def _grow(self, family: FamilyTerms, s: KState, k: int, why: str) -> Commands:
+    def _grow(self, family: FamilyTerms, s: KState, k: int, reason: str) -> Commands:
         k = min(k, family.workers)
         if k <= s.k:
             return ()
         s.k = k
-        return [Note(f"k = {k} of {family.workers} at {why}")]
+        return [Note(f"k = {k} of {family.workers} at {reason}")]
 
 
 @typed

@@ -152,7 +152,7 @@ class KFamily(KFamilySettings):
         return self._dispatch(state, [worker])
 
     def worker_left(self, state: KState, worker: int) -> Commands:
-        state.under_way = {task: at for task, at in state.under_way.items() if at[0] != worker}
+        state.under_way = {task: work for task, work in state.under_way.items() if work[0] != worker}
         return super().worker_left(state, worker) or self._short_of(state)
 
     def _arrived(self, s: KState, task: int) -> Commands:
@@ -196,8 +196,8 @@ class KFamily(KFamilySettings):
                 commands.append(Cancel(cut, self.cancel))
             commands += self._dispatch(s, sorted(s.crew.present))
         else:
-            again = [last] if self.kind == "k-batch-async" else [worker for worker, _, _ in used]
-            commands += self._dispatch(s, [worker for worker in again if worker in s.crew.present])
+            next_workers = [last] if self.kind == "k-batch-async" else [worker for worker, _, _ in used]
+            commands += self._dispatch(s, [worker for worker in next_workers if worker in s.crew.present])
         return commands if growth is None else commands + growth.stepped(self, s)
 
     def _combined(

@@ -26,10 +26,10 @@ def _pace(family: KFamilySettings, delays: DelayLaw) -> Pace:
     if family.growth is not None:
         return Pace(None, None, family.growth.why)
     if family.work is not None:
-        why = "k tau over the sum of the workers' rates, whatever the law"
+        reason = "k tau over the sum of the workers' rates, whatever the law"
         if family.cutoff:
-            return Pace(None, None, why)
-        return Pace(None if mean is None else k * family.work.tau * mean, (n - 1) / k, why)
+            return Pace(None, None, reason)
+        return Pace(None if mean is None else k * family.work.tau * mean, (n - 1) / k, reason)
     if family.kind == "k-batch-sync":
         return _pace_of_batches(family, delays, mean)
     if family.cutoff:

@@ -93,14 +93,14 @@ class Anytime(RequestRounds[AnytimeState]):
     @cached_property
     def rule(self) -> Deadline | Adaptive:
         """The deadline as a wait rule."""
-        text = str(self.deadline).strip()
+        deadline = str(self.deadline).strip()
         try:
-            seconds = float(text.removesuffix("s"))
+            seconds = float(deadline.removesuffix("s"))
         except ValueError:
-            rule = wait_rule(text, replies=1) if text.endswith("mad") else None
+            rule = wait_rule(deadline, replies=1) if deadline.endswith("mad") else None
             if isinstance(rule, Adaptive):
                 return rule
-            reason = f"deadline must be seconds, such as 0.5, or 3mad, which adapts to the workers; got '{text}'"
+            reason = f"deadline must be seconds, such as 0.5, or 3mad, which adapts to the workers; got '{deadline}'"
             raise BadInput(reason) from None
         if not 0.0 < seconds < float("inf"):
             raise BadInput(f"deadline must be above 0 s, got {seconds:g}")

@@ -107,23 +107,23 @@ class Balance(CodeRule):
         return new, [Note(f"shares={shares} {since(rounds, s)}: {moved:.0f} % of the samples change hands")]
 
 
-def reconsidered_sizes(own: BalanceState, seconds: float) -> list[int] | None:
+def reconsidered_sizes(balance: BalanceState, seconds: float) -> list[int] | None:
     """Note that a round has ended after ``seconds``; return new sizes of blocks, None to keep the present ones."""
-    first_reply, own.first_reply = own.first_reply, {}
-    disturbed, own.disturbed = own.disturbed, False
-    if own.cold or disturbed:
-        own.cold = max(0, own.cold - 1)
+    first_reply, balance.first_reply = balance.first_reply, {}
+    disturbed, balance.disturbed = balance.disturbed, False
+    if balance.cold or disturbed:
+        balance.cold = max(0, balance.cold - 1)
         return None
-    own.seconds.append([first_reply.get(group, seconds) for group in range(len(own.sizes))])
-    del own.seconds[:-_REMEMBERED]
-    own.rounds += 1
-    if own.rounds % _ROUNDS:
+    balance.seconds.append([first_reply.get(group, seconds) for group in range(len(balance.sizes))])
+    del balance.seconds[:-_REMEMBERED]
+    balance.rounds += 1
+    if balance.rounds % _ROUNDS:
         return None
-    table, current = np.array(own.seconds), np.array(own.sizes)
-    sizes = better(table, current, _growing(np.median(table, axis=0), current, own.before))
+    table, current = np.array(balance.seconds), np.array(balance.sizes)
+    sizes = better(table, current, _growing(np.median(table, axis=0), current, balance.before))
     if sizes is not None:
-        own.before = own.sizes, np.median(table, axis=0).tolist()
-        own.sizes, own.seconds, own.rounds = sizes, [], 0
+        balance.before = balance.sizes, np.median(table, axis=0).tolist()
+        balance.sizes, balance.seconds, balance.rounds = sizes, [], 0
     return sizes
 
 
@@ -146,13 +146,13 @@ def batch_of(batch: int, workers: int, partitions: int) -> int:
     """
     if not batch:
         return 0
-    each = max(1, round(batch * workers / partitions))
-    if abs(each * partitions - batch * workers) > _OFF * batch * workers:
+    batch_each = max(1, round(batch * workers / partitions))
+    if abs(batch_each * partitions - batch * workers) > _OFF * batch * workers:
         raise BadInput(
             f"batch={batch} is {batch * workers} samples a step, which {partitions} shares cannot give to within 10 %; "
             "give smaller shares or a larger batch"
         )
-    return each
+    return batch_each
 
 
 def settled_sizes(code: RepetitionCode, seconds: Floats, slopes: Floats, load: float) -> list[int]:
@@ -168,9 +168,9 @@ def settled_sizes(code: RepetitionCode, seconds: Floats, slopes: Floats, load: f
     """
     sizes = np.array(code.sizes)
     shares = (sizes / sizes.sum())[list(code.group_of)]
-    there = np.maximum(seconds + (shares - load) * slopes, 0.0)
-    first = [members[int(np.argmin(np.median(there[:, members], axis=0)))] for members in map(list, code.members)]
-    table = np.stack([there[:, list(members)].min(axis=1) for members in code.members], axis=1)
+    predicted = np.maximum(seconds + (shares - load) * slopes, 0.0)
+    first = [members[int(np.argmin(np.median(predicted[:, members], axis=0)))] for members in map(list, code.members)]
+    table = np.stack([predicted[:, list(members)].min(axis=1) for members in code.members], axis=1)
     median = np.median(table, axis=0)
     if not (median > 0.0).all():
         return code.sizes
@@ -225,9 +225,9 @@ def _growing(median: Floats, sizes: NDArray[np.int_], before: tuple[list[int], l
         return np.ones(len(sizes))
     change = sizes - np.array(before[0])
     with np.errstate(divide="ignore", invalid="ignore"):
-        part = (median - np.array(before[1])) / change * sizes / median
-    measured = (np.abs(change) >= _APART * np.array(before[0])) & np.isfinite(part)
-    return np.where(measured, np.clip(part, _LEAST, 1.0), 1.0)
+        growing_share = (median - np.array(before[1])) / change * sizes / median
+    measured = (np.abs(change) >= _APART * np.array(before[0])) & np.isfinite(growing_share)
+    return np.where(measured, np.clip(growing_share, _LEAST, 1.0), 1.0)
 
 
 def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: int) -> list[int]:
@@ -235,15 +235,15 @@ def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: i
 
     One partition after another goes to the group that finishes it first.
     """
-    each = median * growing / sizes
+    sizes_each = median * growing / sizes
     fixed = median * (1.0 - growing)
     shortest = [1] * len(sizes)
-    heap = [(fixed[g] + 2.0 * each[g], g) for g in range(len(sizes))]
+    heap = [(fixed[g] + 2.0 * sizes_each[g], g) for g in range(len(sizes))]
     heapq.heapify(heap)
     for _ in range(total - len(sizes)):
         seconds, group = heap[0]
         shortest[group] += 1
-        heapq.heapreplace(heap, (seconds + each[group], group))
+        heapq.heapreplace(heap, (seconds + sizes_each[group], group))
     return shortest
 
 

@@ -84,13 +84,13 @@ class LearningCode(CodeRule):
 
     def after_step(self, rounds: RoundTerms, s: RoundState) -> tuple[Code, list[Note]] | None:
         """Count the missing replies; return the relearned code if it is due."""
-        policy, own = rounds.policy, s.code_rule
+        policy, rule_state = rounds.policy, s.code_rule
         assert policy.relearned is not None
-        own.missed = [count + (worker not in s.task_of) for worker, count in enumerate(own.missed)]
+        rule_state.missed = [count + (worker not in s.task_of) for worker, count in enumerate(rule_state.missed)]
         if s.version % policy.every:
             return None
-        own.learned = list(own.missed)
-        return policy.relearned(own.missed, s.version), []
+        rule_state.learned = list(rule_state.missed)
+        return policy.relearned(rule_state.missed, s.version), []
 
 
 def since(rounds: RoundTerms, s: RoundState) -> str:

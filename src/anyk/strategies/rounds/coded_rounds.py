@@ -271,9 +271,9 @@ class Rounds(CodeInUse):
         dropped = drop_changed(s, before)
         self._restart_decoder(s)
         busy = {*s.task_of, *s.open.values()}
-        again = tuple(worker for worker in s.code_rule.present if worker not in busy and s.crew.able(worker))
+        helpers = tuple(worker for worker in s.code_rule.present if worker not in busy and s.crew.able(worker))
         cancels = [Cancel(dropped, self.cancel)] if dropped else []
-        return [*notes, *cancels, *(self._dispatch(s, again) if again else self._waited(s))]
+        return [*notes, *cancels, *(self._dispatch(s, helpers) if helpers else self._waited(s))]
 
     def _stuck(self, s: RoundState) -> list[Command]:
         """Ask again, step or stop, as no worker is left to wait for and there is not enough."""
@@ -283,9 +283,9 @@ class Rounds(CodeInUse):
             return commands
         if self.work.complete_without(s):
             return self._step(s)
-        again = [w for w in sorted(crew.failures) if crew.able(w) and not self._has_replied(s, w)]
-        if again:
-            return self._dispatch(s, tuple(again))
+        retried = [w for w in sorted(crew.failures) if crew.able(w) and not self._has_replied(s, w)]
+        if retried:
+            return self._dispatch(s, tuple(retried))
         if not crew.complete if self._elastic is None else self._elastic.awaits_others(crew):
             return []
         if s.task_of and self.enough.approximate:

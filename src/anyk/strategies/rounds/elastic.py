@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput
@@ -17,8 +16,6 @@ from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.code_rules import CodeRule, since
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.rounds.terms import RoundTerms
-
-PARTITIONS = 4  # default number of partitions per worker of the largest fleet
 
 
 @dataclass(slots=True)
@@ -60,11 +57,6 @@ class Elastic(CodeRule):
                 "changes; leave out wait, or give a share such as wait=0.75n"
             )
 
-    @property
-    def keys(self) -> Mapping[str, Any]:
-        """The keys of a spec for this rule."""
-        return {"fewest": self.fewest, "partitions": self.partitions}
-
     # ------------------------------------------------------------------------------------------- the code
 
     def first_code(self, rounds: RoundTerms) -> Code:
@@ -84,13 +76,15 @@ class Elastic(CodeRule):
 
         Repetition codes keep their groups as far as possible.
         """
-        own, present = s.code_rule, sorted(s.crew.present)
-        if own.present == present or len(present) < self.fewest:
+        elastic, present = s.code_rule, sorted(s.crew.present)
+        if elastic.present == present or len(present) < self.fewest:
             return None
-        own.present = present
-        if own.members:
-            own.members, own.blocks = follow(rounds.code, own.members, own.blocks, present, self.partitions)
-        return self._code_of(rounds.code, own)
+        elastic.present = present
+        if elastic.members:
+            elastic.members, elastic.blocks = follow(
+                rounds.code, elastic.members, elastic.blocks, present, self.partitions
+            )
+        return self._code_of(rounds.code, elastic)
 
     def _first_state(self, code: Code, present: Collection[int]) -> ElasticState:
         workers = sorted(present)
@@ -98,11 +92,11 @@ class Elastic(CodeRule):
             return ElasticState(workers)
         return ElasticState(workers, *first_groups(code, workers, self.partitions))
 
-    def _code_of(self, code: Code, own: ElasticState) -> Code:
+    def _code_of(self, code: Code, elastic: ElasticState) -> Code:
         """Return the adapted code; it has a row for each worker of the largest fleet, empty for absent workers."""
         if isinstance(code, BernoulliCode):
-            return PartialBernoulli(code.workers, self.partitions, code, tuple(own.present))
-        groups = zip(map(tuple, own.members), map(tuple, own.blocks), strict=True)
+            return PartialBernoulli(code.workers, self.partitions, code, tuple(elastic.present))
+        groups = zip(map(tuple, elastic.members), map(tuple, elastic.blocks), strict=True)
         return GroupedRepetition(code.workers, code, tuple(groups))
 
     # ------------------------------------------------------------------------------------------- the fleet

@@ -83,13 +83,13 @@ class Gradients(RoundWork):
             self.checks.check(rounds)
 
     def _check_decoder(self, rounds: RoundTerms) -> None:
-        code, rule, own = rounds.code, rounds.rule, rounds.own_decoder
-        if rounds.policy.projected and not (rule == Decodable() and own):
+        code, rule, own_decoder = rounds.code, rounds.rule, rounds.own_decoder
+        if rounds.policy.projected and not (rule == Decodable() and own_decoder):
             raise BadInput(
                 f"'{code.spec}' finds Byzantine workers by its own decoder and waits until it has; "
                 "leave out wait and decoder"
             )
-        if code.blocks > 1 and not own:
+        if code.blocks > 1 and not own_decoder:
             raise BadInput(f"'{code.spec}' supports only its own decoder; leave out decoder")
         if self.method == METHODS["exact"] and rule.approximate:
             raise BadInput(
@@ -109,7 +109,7 @@ class Gradients(RoundWork):
         values = {
             "wait": rounds.wait_shown,
             "scaling": self.scaling_under(rounds.code),
-            "decoder": next((name for name, known in METHODS.items() if known == self.method), None),
+            "decoder": next((name for name, method in METHODS.items() if method == self.method), None),
             "batch": rounds.batch,
             "models": self.models,
             "snapshot": None if self.snapshot is None else self.snapshot.every,

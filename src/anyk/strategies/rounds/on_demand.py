@@ -28,7 +28,7 @@ from anyk.protocol import (
     Task,
 )
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
-from anyk.strategies.wait import Decodable, Wait, Waiting, WaitLike, wait_rule
+from anyk.strategies.wait import AnyOf, Decodable, Fraction, Wait, Waiting, WaitLike, wait_rule
 
 
 @dataclass(slots=True)
@@ -53,6 +53,11 @@ class _SeenProgress(Waiting):
         return len(self.replied)
 
     @property
+    def expected(self) -> int:
+        """Number of workers that take part."""
+        return len(self._state.task_of)
+
+    @property
     def replied(self) -> tuple[int, ...]:
         """Workers that have finished a partition."""
         return tuple(worker for worker, done in self._state.done.items() if done)
@@ -71,6 +76,11 @@ class _SeenProgress(Waiting):
     def residual(self) -> float:
         """Residual if the messages were requested now."""
         return float(self._state.watch.residual)
+
+
+def _has_share(rule: Wait) -> bool:
+    """Return whether a rule counts a share of the workers."""
+    return isinstance(rule, Fraction) or (isinstance(rule, AnyOf) and any(map(_has_share, rule.rules)))
 
 
 @typed
@@ -99,7 +109,7 @@ class ProgressRounds(RequestRounds[ProgressState]):
     cancel: CancelMode = "preempt"
 
     def __post_init__(self) -> None:
-        if self.rule.counts():
+        if self.rule.counts() or _has_share(self.rule):
             raise BadInput(
                 f"'{self.code.spec}' waits for progress, not for a number of replies; give a residual or a deadline"
             )

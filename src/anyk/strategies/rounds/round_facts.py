@@ -24,7 +24,8 @@ def facts_of(rounds: RoundSettings) -> StrategyFacts:
     code, exact = rounds.code, isinstance(rounds.work, Gradients) and not rounds.enough.approximate
     computed = None
     if rounds.changes is not None:  # at the start
-        computed = [len(part) / rounds.first_code.partitions for part in rounds.first_code.assignment]
+        computed = [len(assigned) / rounds.first_code.partitions for assigned in rounds.first_code.assignment]
+    # each worker receives a model; it sends several messages, or one that may be a fraction of a vector
     vectors = float(code.workers + code.replies) if code.messages > 1 else code.workers * (1.0 + 1.0 / code.blocks)
     return StrategyFacts(
         exact=exact,
@@ -56,7 +57,7 @@ def _check_compressor(rounds: RoundSettings, by: CompressorFacts) -> None:
 
 
 def _durations(rounds: RoundSettings, seconds: Floats, whole: Floats) -> Floats | None:
-    """Return the seconds until the k-th reply, or until the replies decode."""
+    """Return the seconds of each round, see :class:`~anyk.protocol.StrategyFacts`; None: simulate."""
     code, rule, work = rounds.code, rounds.rule, rounds.work
     if rounds.changes is not None or rounds.cancel != "preempt" or isinstance(work, LocalSteps):
         return None
@@ -96,5 +97,5 @@ def _pace(rounds: RoundSettings, delays: DelayLaw) -> Pace:
         return Pace(None, 0.0, "no closed form where workers compute different shares; simulate")
     if code.own_messages:
         return uncoded_pace(code, rounds.enough, work.method, delays, in_vain=rounds.cancel == "discard")
-    why = "no closed form when workers finish in vain; simulate"
-    return Pace(None, 0.0, why if rounds.cancel == "discard" else "no closed form; simulate")
+    reason = "no closed form when workers finish in vain; simulate"
+    return Pace(None, 0.0, reason if rounds.cancel == "discard" else "no closed form; simulate")

@@ -195,13 +195,13 @@ class RoundSettings(CrewStrategy[RoundState]):
 def _in_words(code: Code, wait: str | None, snapshot: Snapshot | None) -> str:
     """Return a short description of rounds of gradients; ``wait``: the rule, None if they wait for the exact sum."""
     n = code.workers
-    each = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
+    load_text = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
     if wait is not None:
         first = f"the first {wait} of {n} replies" if wait.isdigit() else f"enough replies (wait={wait})"
         now_and_then = "" if snapshot is None else f", corrected by an exact one every {snapshot.every} rounds"
-        return f"approximate gradient from {first}{each}{now_and_then}"
+        return f"approximate gradient from {first}{load_text}{now_and_then}"
     if code.tolerates == 0 and not code.approximate:
-        return f"exact gradient; waits for all {n} workers{each}"
+        return f"exact gradient; waits for all {n} workers{load_text}"
     if code.approximate:
-        return f"approximate gradient from most of {n} replies{each}"
-    return f"exact gradient, whichever {code.tolerates} of {n} workers are late{each}"
+        return f"approximate gradient from most of {n} replies{load_text}"
+    return f"exact gradient, whichever {code.tolerates} of {n} workers are late{load_text}"

@@ -80,12 +80,12 @@ class Snapshot:
         fresh = [(s.task_of[reply], 0) for reply in decoding.replies]
         weight = dict(zip(groups, decoding.weights, strict=True))
         remaining = {group: 1.0 - weight.get(group, 0.0) for group in sorted(stored)}
-        again = [group for group in remaining if remaining[group]]
+        incomplete = [group for group in remaining if remaining[group]]
         residual, gain = _quality(code, weight, remaining)
         step = Combine(
             "model",
-            [*fresh, *((stored[group], 0) for group in again)],
-            [*decoding.weights, *(remaining[group] for group in again)],
+            [*fresh, *((stored[group], 0) for group in incomplete)],
+            [*decoding.weights, *(remaining[group] for group in incomplete)],
             residual=residual,
             gain=gain,
             keep=fresh if due else (),

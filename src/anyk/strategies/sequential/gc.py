@@ -54,7 +54,7 @@ class OneCode(SequentialRounds):
         return self._decodes_without(self._missing(s, job))
 
     def _missing(self, s: OneCodeState, job: int) -> int:
-        """Return the workers whose result of a job is missing."""
+        """Return the workers whose result of a job is missing, as bits of a whole number."""
         return self._without(s.results.get(job, ()))
 
     def _job_sum(self, s: OneCodeState, job: int) -> JobSum:

@@ -69,8 +69,8 @@ class Multiplexed(ForBursts):
 
     @property
     def load(self) -> float:
-        own, coded = self._each, self.code.load if self.coded else self._each
-        return ((self.W - 1) * own + self.B * max(own, coded)) / sum(self.shares)
+        uncoded, coded = self._each, self.code.load if self.coded else self._each
+        return ((self.W - 1) * uncoded + self.B * max(uncoded, coded)) / sum(self.shares)
 
     @property
     def facts(self) -> StrategyFacts:
@@ -88,7 +88,9 @@ class Multiplexed(ForBursts):
 
     @cached_property
     def layout(self) -> Layout:
-        assignment = tuple(tuple(sorted({j for own, _ in rows for j in own})) for rows in self._piece_rows)
+        assignment = tuple(
+            tuple(sorted({j for own_pieces, _ in rows for j in own_pieces})) for rows in self._piece_rows
+        )
         minibatches = self.batch > 0
         return Layout(
             self.workers, len(self.shares), assignment, self.slots, shares=self.shares, minibatches=minibatches
@@ -97,16 +99,16 @@ class Multiplexed(ForBursts):
     @cached_property
     def _piece_rows(self) -> tuple[tuple[Row, ...], ...]:
         """Partitions and coefficients of each worker's own pieces, then of its parts of the groups."""
-        n, own = self.workers, self.W - 1
-        rows: list[list[Row]] = [[((i * own + piece,), (1.0,)) for piece in range(own)] for i in range(n)]
+        n, own_pieces = self.workers, self.W - 1
+        rows: list[list[Row]] = [[((i * own_pieces + piece,), (1.0,)) for piece in range(own_pieces)] for i in range(n)]
         if self.coded:
             for pieces, (partitions, coefficients) in zip(rows, self.code.rows, strict=True):
-                for first in range(n * own, n * (own + self.B), n):
+                for first in range(n * own_pieces, n * (own_pieces + self.B), n):
                     pieces.append((tuple(first + j for j in partitions), coefficients))
         return tuple(map(tuple, rows))
 
     def rebuild(self, state: MultiplexedState) -> None:
-        state.own = {job: np.array(own, dtype=np.int64) for job, own in state.own.items()}
+        state.own = {job: np.array(places, dtype=np.int64) for job, places in state.own.items()}
 
     def _of(self, s: MultiplexedState, job: int) -> tuple[Indices, list[dict[int, Place]]]:
         if job not in s.own:
@@ -135,9 +137,9 @@ class Multiplexed(ForBursts):
         return work
 
     def _deliver(self, s: MultiplexedState, worker: int, job: int, piece: int, place: Place) -> None:
-        own, groups = self._of(s, job)
+        own_places, groups = self._of(s, job)
         if piece < self.W - 1:
-            own[worker, piece] = place
+            own_places[worker, piece] = place
         else:
             groups[piece - (self.W - 1)][worker] = place
 
@@ -147,8 +149,8 @@ class Multiplexed(ForBursts):
         return not self.coded or all(self._decodes_without(self._without(group)) for group in s.groups[job])
 
     def _job_sum(self, s: MultiplexedState, job: int) -> JobSum:
-        own, groups = s.own.pop(job), s.groups.pop(job)
-        messages = [(int(task), int(chunk)) for task, chunk in own.reshape(-1, 2)]
+        own_places, groups = s.own.pop(job), s.groups.pop(job)
+        messages = [(int(task), int(chunk)) for task, chunk in own_places.reshape(-1, 2)]
         weights = [1.0] * len(messages)
         residual = gain = 0.0
         for group in groups if self.coded else ():
@@ -188,8 +190,8 @@ class Multiplexed(ForBursts):
 
         That is: which own pieces of each worker, shape (workers, W - 1), and the workers absent from each group.
         """
-        own, groups = self._of(s, job)
-        missing: Any = own[:, :, 0] < 0
+        own_places, groups = self._of(s, job)
+        missing: Any = own_places[:, :, 0] < 0
         absent = [self._without(group) for group in groups]
         for worker, work in enumerate(s.assigned):
             if late >> worker & 1:

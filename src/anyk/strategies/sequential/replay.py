@@ -49,16 +49,16 @@ class KnownRounds:
         return times[k - 1] + shift, slower[k], not fitting
 
 
-def replay(known: KnownRounds, count: int, model: Tolerance, end: End, shift: float = 0.0) -> Decided:
+def replay(known_rounds: KnownRounds, count: int, model: Tolerance, end: End, shift: float = 0.0) -> Decided:
     """Replay ``gc`` or ``m-sgc``; ``model``: the sets of workers that may straggle."""
     for t in range(count):
-        seconds, late, waited = known.round(t, shift, end, model)
+        seconds, late, waited = known_rounds.round(t, shift, end, model)
         yield seconds, waited
         model.note(late)
 
 
 def selective(
-    known: KnownRounds,
+    known_rounds: KnownRounds,
     count: int,
     *,
     B: int,
@@ -76,16 +76,16 @@ def selective(
     model = Tolerance(tolerated, groups) if groups else Tolerance(most, [], B, W)
     for t in range(count):
         miss = missing[t - B] if t >= B else 0
-        again = choose_repeaters(miss, lates[t - B] if t >= B else 0, groups, tolerated)
+        repeaters = choose_repeaters(miss, lates[t - B] if t >= B else 0, groups, tolerated)
         late = 0
-        if jobs is None or t < jobs or again:
+        if jobs is None or t < jobs or repeaters:
             if groups:
-                model.union, model.among = miss & ~again, again
-            seconds, late, waited = known.round(t, shift, end, model)
+                model.union, model.among = miss & ~repeaters, repeaters
+            seconds, late, waited = known_rounds.round(t, shift, end, model)
             yield seconds, waited
-        model.note(0 if late.bit_count() <= tolerated and not again & ~late else late)
+        model.note(0 if late.bit_count() <= tolerated and not repeaters & ~late else late)
         lates.append(late)
-        missing.append(late | again)
+        missing.append(late | repeaters)
 
 
 class Tolerance:
@@ -119,12 +119,12 @@ class Tolerance:
         if W == 1:
             return
         past.append(late)
-        union = again = 0
+        union = repeaters = 0
         for mask in past[-(W - 1) :]:
             union |= mask
         for mask in past[max(0, len(past) - W + 1) : max(0, len(past) - B + 1)]:
-            again |= mask
-        self.union, self.again = union, again
+            repeaters |= mask
+        self.union, self.again = union, repeaters
 
 
 def choose_repeaters(missing: int, late: int, groups: list[int], tolerated: int) -> int:

@@ -133,8 +133,8 @@ class SequentialRounds(SequentialJobs):
         self._drop(s, task)
         if not behind:
             s.crew.fail(worker, task)
-        again = self._dispatch(s, [worker]) if behind or s.crew.able(worker) else self._look(s)
-        return [Cancel((task,)), *again]
+        commands = self._dispatch(s, [worker]) if behind or s.crew.able(worker) else self._look(s)
+        return [Cancel((task,)), *commands]
 
     def worker_returned(self, state: SequentialState, worker: int) -> Commands:
         return self._look(state) if worker in state.done else self._dispatch(state, [worker])
@@ -192,8 +192,8 @@ class SequentialRounds(SequentialJobs):
         if self._feasible(s, late) if self.waits == "feasible" else self._fits(s, late):
             return self._end(s, late)
         names = ", ".join(map(str, workers_in(late)[:10]))
-        why = f"round {s.round} of '{self.spec}' cannot end: workers {names} give nothing, more than it tolerates"
-        return [Stop(why, failed=True)]
+        reason = f"round {s.round} of '{self.spec}' cannot end: workers {names} give nothing, more than it tolerates"
+        return [Stop(reason, failed=True)]
 
     def _may_end(self, s: SequentialState) -> bool:
         """Return whether a round may now end without all workers."""
@@ -216,8 +216,8 @@ class SequentialRounds(SequentialJobs):
         commands = [SetAlarm(_ALARM, None), *self._drop_late(s), *steps]
         t, due = s.round, s.combined
         if due <= t - self.T and not (self.limit and due >= self.limit):
-            why = f"job {due} of '{self.spec}' is not done after round {t}: the stragglers were outside of its model"
-            return [*commands, Stop(why, failed=True)]
+            reason = f"job {due} of '{self.spec}' is not done after round {t}: the stragglers were outside of its model"
+            return [*commands, Stop(reason, failed=True)]
         for old in [r for r in s.reusable if r <= t - self.T]:
             commands.append(Cancel(tuple(s.reusable.pop(old))))  # no job needs their other messages
         self._finish_round(s, late)

@@ -161,6 +161,6 @@ class SequentialSettings(CrewStrategy[SequentialState]):
         """Return whether the sum under the code is available without these workers."""
         return Tolerance(self.tolerated, self.groups).fits(missing)
 
-    def replay_rounds(self, known: KnownRounds) -> Decided:
+    def replay_rounds(self, known_rounds: KnownRounds) -> Decided:
         """Return the decisions of rounds whose times are known."""
-        return replay(known, known.count, self._tolerance(), self.end)
+        return replay(known_rounds, known_rounds.count, self._tolerance(), self.end)

@@ -53,10 +53,10 @@ class SelectiveRepetition(ForBursts, OneCode):
     def tolerated(self) -> int:
         return -(-self.B * self.lambda_ // (self.W - 1 + self.B))
 
-    def replay_rounds(self, known: KnownRounds) -> Decided:
+    def replay_rounds(self, known_rounds: KnownRounds) -> Decided:
         return selective(
-            known,
-            known.count,
+            known_rounds,
+            known_rounds.count,
             B=self.B,
             W=self.W,
             most=self.lambda_,
@@ -69,11 +69,13 @@ class SelectiveRepetition(ForBursts, OneCode):
         return bool(self.limit) and t >= self.limit and t - self.B < s.combined
 
     def _assign(self, s: RepetitionState, t: int) -> list[Work]:
-        due, again = t - self.B, 0
+        due, repeaters = t - self.B, 0
         if due >= s.combined:
-            again = choose_repeaters(self._missing(s, due), as_bits(s.stragglers[-self.B]), self.groups, self.tolerated)
+            repeaters = choose_repeaters(
+                self._missing(s, due), as_bits(s.stragglers[-self.B]), self.groups, self.tolerated
+            )
         new_job = [(t, 0)] if not self.limit or t < self.limit else []
-        return [[(due, 0)] if again >> worker & 1 else list(new_job) for worker in range(self.workers)]
+        return [[(due, 0)] if repeaters >> worker & 1 else list(new_job) for worker in range(self.workers)]
 
     def _fits(self, s: RepetitionState, late: int) -> bool:
         return self._feasible(s, late) if self.groups else super()._fits(s, late)

@@ -56,7 +56,7 @@ def _events(run: Run) -> Iterator[ByName]:
     yield _event("M", "process_name", _DRIVER, 0, args={"name": f"driver: {run.config.strategy}"})
     yield _event("M", "process_name", _WORKERS, 0, args={"name": "workers"})
     yield from _steps(run)
-    yield from _of_workers(tasks_of(run), run.config.workers)
+    yield from _of_workers(tasks_of(run), run.config.workers.most)
 
 
 def _event(phase: str, name: str, pid: int, tid: int, **fields: Any) -> ByName:
@@ -87,8 +87,8 @@ def _steps(run: Run) -> Iterator[ByName]:
                 yield _slice(f"step {step}", _DRIVER, number, before, now, args={"messages": replies, **values})
                 before = now
             for name, value in values.items():
-                shown = run.metric_name if name == "metric" else name
-                yield _event("C", f"{shown} of {slot}", _DRIVER, 0, ts=now, args={shown: value})
+                label = run.metric_name if name == "metric" else name
+                yield _event("C", f"{label} of {slot}", _DRIVER, 0, ts=now, args={label: value})
 
 
 def _of_workers(tasks: Tasks, workers: int) -> Iterator[ByName]:

@@ -70,7 +70,7 @@ class Metrics(Callback, AbstractContextManager["Metrics"]):
 
     def on_step(self, info: StepInfo) -> None:
         self._taken[info.slot] += 1
-        self._used.update(info.driver.used_by)
+        self._used.update(info.record.used_by)
         self._steps[info.slot] = info
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
@@ -101,8 +101,8 @@ class Metrics(Callback, AbstractContextManager["Metrics"]):
             ("metric", GaugeMetricFamily, f"Its metric, {info.metric}."),
         ]
         values = {slot: self._of(slot, step) for slot, step in list(self._steps.items())}
-        for name, family, text in of_model:
-            metric = family(f"anyk_{name}", text, labels=("model", "strategy"))
+        for name, family, help_text in of_model:
+            metric = family(f"anyk_{name}", help_text, labels=("model", "strategy"))
             for slot, current in values.items():
                 if current[name] is not None:
                     metric.add_metric((slot, strategy), current[name])
@@ -114,7 +114,7 @@ class Metrics(Callback, AbstractContextManager["Metrics"]):
         lost = CounterMetricFamily(
             "anyk_worker_losses", "How often the worker was lost.", labels=("strategy", "worker")
         )
-        for worker in range(info.config.workers):
+        for worker in range(info.config.workers.most):
             if total:
                 on_time.add_metric((strategy, str(worker)), self._used[worker] / total)
             lost.add_metric((strategy, str(worker)), self._lost[worker])

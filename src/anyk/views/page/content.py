@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +11,14 @@ import bokeh
 import numpy as np
 
 import anyk
+from anyk.base.errors import BadInput, explaining
 from anyk.base.plain import ByName
 from anyk.runs import Run, Tasks, absences, grouped, tasks_of
 from anyk.runs.api import FATES, LOST, finite_values, log_columns
 from anyk.views.columns import Columns
 from anyk.views.page import figures, texts
 from anyk.views.page.account import account
-from anyk.views.page.panels import report_figures
+from anyk.views.page.panels import Panel, report_figures
 from anyk.views.plots import banded, on_virtual_clock, purpose
 from anyk.views.result_tables import race_notes, race_table, ratio_to_floor
 from anyk.views.style import DARK, LIGHT
@@ -105,7 +107,7 @@ def _section(run: Run, name: str, drawn: ByName) -> ByName:
         "chunks": len(tasks),
         "tasks": len(tasks.first),
         "lost": (tasks.fate == LOST).any(),
-        "absent": len(tasks) and absences(run.log, run.config.workers),
+        "absent": len(tasks) and absences(run.log, run.config.workers.most),
         "idle": (tasks.idle > 0.0).any(),
         "slots": tasks.slots,
         "about": about,
@@ -125,9 +127,14 @@ def _panels(run: Run, tasks: Tasks, name: str, drawn: ByName) -> list[ByName]:
     """Return the registered figures, as the template shows them."""
     panels = []
     for entry in report_figures:
-        panel = entry.build(run, tasks)
+        with contextlib.nullcontext() if entry.own else explaining(f"the report figure '{entry.name}' failed"):
+            panel = entry.build(run, tasks)
         if panel is None:
             continue
+        if not isinstance(panel, Panel):
+            raise BadInput(
+                f"report figure '{entry.name}' returned {type(panel).__name__}, not an anyk.views.Panel or None"
+            )
         figure = f"{name} {entry.name}"
         if panel.figure is not None:
             panel.figure.name, drawn[figure] = figure, panel.figure

@@ -50,8 +50,8 @@ _PHASE_COLOURS = (LIGHT["waiting"], COLOURS[0], LIGHT["idle"], LIGHT["sending"])
 _FATE_COLOURS = (COLOURS[0], COLOURS[5], LIGHT["spare"], COLOURS[1], LIGHT["lost"], LIGHT["open"])
 _FATE_HATCHES = (" ", "dot", " ", "right_diagonal_line", "cross", "blank")
 _POINTS = 4000  # of a curve; more are thinned evenly
-_DURATION = "return Math.abs(value) < 0.1 ? (1e3 * value).toPrecision(3) + ' ms' : value.toPrecision(4) + ' s'"
-_LATE = "return isNaN(value) ? 'unknown' : 'another ' + value.toPrecision(3) + ' s'"
+_SECONDS_IN_WORDS = "return Math.abs(value) < 0.1 ? (1e3 * value).toPrecision(3) + ' ms' : value.toPrecision(4) + ' s'"
+_LATENESS_IN_WORDS = "return isNaN(value) ? 'unknown' : 'another ' + value.toPrecision(3) + ' s'"
 _FIRST = 1500  # bars that the timeline shows at first
 _SYMBOLS = 8  # along a curve
 
@@ -127,8 +127,11 @@ def _add_tips(plot: Any, renderer: Any, *tips: tuple[str, str], **settings: Any)
 
 
 def _thinned(count: int) -> Indices:
+    """Return which of ``count`` points are drawn: evenly spread, and always the last."""
+    if not count:
+        return np.arange(0)
     every = -(-count // _POINTS)
-    return np.unique(np.append(np.arange(0, count, max(every, 1)), max(count - 1, 0)))[:count]
+    return np.union1d(np.arange(0, count, every), [count - 1])
 
 
 def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: float | None) -> Any:
@@ -155,7 +158,7 @@ def _draw_line(plot: Any, i: int, line: Line, axis: str, values: Sequence[Array]
     """Draw the ``i``-th line along an axis, with its band, a few symbols and tips, ``named`` among other lines."""
     colour, dash, symbol = (looks[i % len(looks)] for looks in (COLOURS, _DASHES, _MARKS))
     keep = _thinned(len(values[0]))
-    columns = zip(("x", "y", "low", "high"), values, strict=False)
+    columns = zip(("x", "y", "low", "high"), values, strict=False)  # without a band there are two
     data = {key: np.asarray(column, float)[keep] for key, column in columns}
     tags, band = [axis, i], "low" in data
     source = ColumnDataSource(data, name=f"{axis} {i}")
@@ -178,7 +181,7 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, Array], name: str) -> A
 
     The page finds receipts in its columns.
     """
-    workers = run.config.workers
+    workers = run.config.workers.most
     end = float(max(tasks.end.max(initial=0.0), run.seconds, 1e-9))
     visible_end = float(np.sort(tasks.start)[_FIRST]) if len(tasks) > _FIRST else end
     plot = new_figure(
@@ -192,14 +195,18 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, Array], name: str) -> A
         y_range=Range1d(workers - 0.4, -0.6),
         lod_threshold=20_000,
     )
-    tap = []
+    all_bars = []
+    coloured_phases: dict[str, dict[str, str | None]] = {
+        kind: dict(zip(PHASES, _PHASE_COLOURS, strict=True)) for kind in ("used", "spare")
+    }
+    coloured_phases["cut"] = {"unknown": None}  # an outline
     for kind, (which, height) in kinds(tasks).items():
         if not which.any():
             continue
         source = ColumnDataSource(columns(tasks, which, kind), name=f"{name} {kind}")
         view = CDSView(filter=IndexFilter(indices=[0]), name=f"{name} {kind} view")  # the page sets the visible range
         bars, fields = [], ["start"]
-        for phase, colour in {"unknown": None}.items() if kind == "cut" else zip(PHASES, _PHASE_COLOURS, strict=True):
+        for phase, colour in coloured_phases[kind].items():
             bar = HBar(
                 y="worker",
                 left=expr(Stack(fields=fields)),
@@ -211,7 +218,7 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, Array], name: str) -> A
             fields = [*fields, phase]
             bars.append(_draw(plot, bar, source, view=view, name=phase))
         plot.add_tools(_timeline_hover(bars, kind))
-        tap += bars
+        all_bars += bars
     _draw_absences(plot, run, end)
     lost = tasks.fate == LOST
     if lost.any():
@@ -233,12 +240,12 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, Array], name: str) -> A
         name="steps",
         visible=False,
     )
-    plot.add_tools(TapTool(renderers=tap, mode="replace"))
+    plot.add_tools(TapTool(renderers=all_bars, mode="replace"))
     return plot
 
 
 def _draw_absences(plot: Any, run: Run, end: float) -> None:
-    absent = absences(run.log, run.config.workers)
+    absent = absences(run.log, run.config.workers.most)
     if not absent:
         return
     source = ColumnDataSource(
@@ -294,10 +301,10 @@ def _timeline_hover(bars: Sequence[Any], kind: str) -> HoverTool:
     times = {"seconds until then": "unknown"} if kind == "cut" else {phase: phase for phase in PHASES}
     for title, column in times.items():
         tips.append((title, f"@{column}{{custom}}"))
-        formatters[f"@{column}"] = CustomJSHover(code=_DURATION)
+        formatters[f"@{column}"] = CustomJSHover(code=_SECONDS_IN_WORDS)
     if kind == "cut":
         tips.append(("due after", "@late{custom}"))
-        formatters["@late"] = CustomJSHover(code=_LATE)
+        formatters["@late"] = CustomJSHover(code=_LATENESS_IN_WORDS)
     return HoverTool(renderers=list(bars), tooltips=tips, formatters=formatters, limit=3, point_policy="follow_mouse")
 
 
@@ -332,11 +339,11 @@ def heat_map(heat: Heat) -> Any:
         ("seconds", "@image{0.0000}"),
         ("cut off", "@cut{0 %}"),
     ]
-    form = {
+    formatters = {
         "$y": CustomJSHover(code="return Math.round(value)"),
         "$x": CustomJSHover(args={"source": source}, code=column),
     }
-    _add_tips(plot, image, *tips, formatters=form)
+    _add_tips(plot, image, *tips, formatters=formatters)
     plot.add_layout(ColorBar(color_mapper=colours, width=10, label_standoff=6, padding=4, title="s"), "right")
     return plot
 

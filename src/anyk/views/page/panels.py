@@ -38,10 +38,10 @@ register = report_figures.register
 
 @register("heat")
 def _heat(run: Run, tasks: Tasks) -> Panel | None:
-    """Return a heat map of the seconds that each worker's task took in each step."""
+    """A heat map of the seconds that each worker's task took in each step."""
     from anyk.views.page import figures
 
-    times = heat(tasks, run.config.workers)
+    times = heat(tasks, run.config.workers.most)
     if times is None:
         return None
     note = "A column is a step" if times.by_step else "A column is the n-th task of each worker"
@@ -54,24 +54,24 @@ def _heat(run: Run, tasks: Tasks) -> Panel | None:
 
 @register("workers")
 def _workers(run: Run, tasks: Tasks) -> Panel | None:
-    """Return bars of how each worker's tasks ended."""
+    """Bars of how each worker's tasks ended."""
     from anyk.views.page import figures
 
     if not len(tasks):
         return None
-    bars = figures.worker_bars(shares(tasks, run.config.workers))
+    bars = figures.worker_bars(shares(tasks, run.config.workers.most))
     legend = [(f"fate{i}", FATES[i]) for i in np.unique(tasks.fate).tolist()]
     return Panel(title="How each worker's tasks ended", note="", figure=bars, legend=legend, wide=True)
 
 
 @register("lateness")
 def _lateness(run: Run, tasks: Tasks) -> Panel | None:
-    """Return how late the messages of cancelled tasks were or would have been, by worker."""
+    """How late the messages of cancelled tasks were or would have been, by worker."""
     from anyk.views.page import figures
 
     if not len(tasks):
         return None
-    workers = shares(tasks, run.config.workers)
+    workers = shares(tasks, run.config.workers.most)
     fates = np.unique(tasks.fate).tolist()
     titles = ["worker", "tasks", "median\nseconds", *(FATES[i] for i in fates)]
     rows = [
@@ -94,7 +94,7 @@ def _lateness(run: Run, tasks: Tasks) -> Panel | None:
 
 @register("residual")
 def _residual(run: Run, tasks: Tasks) -> Panel:
-    """Return the residual of each step."""
+    """The residual of each step."""
     from anyk.views.page import figures
 
     residual = run.history["residual"]
@@ -115,7 +115,7 @@ def _residual(run: Run, tasks: Tasks) -> Panel:
 
 @register("staleness")
 def _staleness(run: Run, tasks: Tasks) -> Panel:
-    """Return the staleness of used messages, in versions."""
+    """The staleness of used messages, in versions."""
     from anyk.views.page import figures
 
     counts = run.staleness()

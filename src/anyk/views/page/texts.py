@@ -56,7 +56,7 @@ def run_verdict(run: Run, tasks: Tasks, spent: Account) -> list[str]:
 
 def _presence(run: Run) -> str:
     """Return a sentence about the number of workers, if it changed."""
-    workers, end = run.config.workers, run.seconds
+    workers, end = run.config.workers.most, run.seconds
     absent = [(absence.start, min(absence.end, end)) for absence in absences(run.log, workers) if absence.start < end]
     if not absent:
         return ""
@@ -93,7 +93,7 @@ def _average_step(run: Run, tasks: Tasks, spent: Account) -> str:
     cut, spare = (float((tasks.fate == fate).sum()) / jobs for fate in (CUT, SPARE))
     plural = "message" if f"{used:.3g}" == "1" else "messages"
     sentence = f"On average a step used {used:.3g} {plural}"
-    sentence += f" from {senders:.3g} of {run.config.workers} workers" if senders else ""
+    sentence += f" from {senders:.3g} of {run.config.workers.most} workers" if senders else ""
     sentence += f", cut off {cut:.3g} tasks and left {spare:.3g} messages unused" if cut or spare else ""
     ratio = ratio_to_floor(run)
     if ratio is not None:
@@ -228,7 +228,7 @@ def departures(run: Run) -> list[str]:
 
 def explain_run(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
     """Return an introduction and the sentences of :func:`anyk.explain` about a run, or the reason for their absence."""
-    workers = run.config.workers
+    workers = run.config.workers.most
     times, censored = rounds(tasks, workers)
     most = max(_CELLS // workers, 2)
     try:

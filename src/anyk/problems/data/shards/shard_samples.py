@@ -87,14 +87,14 @@ class BlockSamples(SampledOnce):
         return arrays
 
     def _read(self, number: int) -> BlockArrays:
-        place, at, size, rows = self._blocks[number]
-        file = self.shards.resolved_files[place]
+        file_number, start, size, rows = self._blocks[number]
+        file = self.shards.resolved_files[file_number]
         address = file.address
         try:
             if self.shards.read is not None:
                 file.check_unchanged()  # a file may have become a pipe, on which the user's function would wait
             try:
-                content = format_of(self.shards, address, self._text, header=self._header).read(at, size)
+                content = format_of(self.shards, address, self._text, header=self._header).read(start, size)
             finally:  # replaces any exception that a changed file causes
                 file.check_unchanged()
             arrays = self.convert(content, shown(address))
@@ -111,9 +111,9 @@ class BlockSamples(SampledOnce):
 
 def _bytes(arrays: BlockArrays) -> int:
     return sum(
-        part.nbytes
+        values.nbytes
         for array in arrays
-        for part in ((array.data, array.indices, array.indptr) if is_sparse(array) else (array,))
+        for values in ((array.data, array.indices, array.indptr) if is_sparse(array) else (array,))
     )
 
 

@@ -240,22 +240,22 @@ class Format(Protocol):
         """Yield the blocks in order; with ``deep`` all with their contents."""
         ...
 
-    def read(self, at: int, size: int) -> Table:
+    def read(self, start: int, size: int) -> Table:
         """Return one block."""
         ...
 
 
-def format_of(shards: Shards, address: str, text: set[int], *, header: bool | None = None) -> Format:
+def format_of(shards: Shards, address: str, text_columns: set[int], *, header: bool | None = None) -> Format:
     """Return the file with its format.
 
-    ``text``: the numbers of the columns of a CSV file that are read as text. ``header``: whether it has one, if an
-    earlier pass has detected it.
+    ``text_columns``: the numbers of the columns of a CSV file that are read as text. ``header``: whether it has one, if
+    an earlier pass has detected it.
     """
     if shards.read is not None:
         return _Custom(address, shards.read)
     if shards.kind == "parquet":
         return _Parquet(address, shards)
-    return _Csv(address, text, shards.header if header is None else header)
+    return _Csv(address, text_columns, shards.header if header is None else header)
 
 
 class _Custom(Format):
@@ -268,7 +268,7 @@ class _Custom(Format):
         content = self.read(0, 0)
         yield Piece(0, 0, content.rows, content)
 
-    def read(self, at: int, size: int) -> Table:
+    def read(self, start: int, size: int) -> Table:
         where = shown(self._address)
         try:
             content = self._read(self._address)
@@ -311,9 +311,9 @@ class _Parquet(Format):
                     wanted = deep or sum(rows[:group]) < HEAD
                     yield Piece(group, 1, count, self._group(file, group) if wanted else None)
 
-    def read(self, at: int, size: int) -> Table:
+    def read(self, start: int, size: int) -> Table:
         with open_shard(self._address) as file:
-            return self._group(file, at)
+            return self._group(file, start)
 
     def _group(self, file: IO[bytes], group: int) -> Table:
         columns, target = self._shards.columns, self._shards.target
@@ -324,8 +324,8 @@ class _Parquet(Format):
 class _Csv(Format):
     """Blocks are byte ranges of complete rows; the first one has the header."""
 
-    def __init__(self, address: str, text: set[int], header: bool | None) -> None:
-        self._address, self._text, self.header = address, text, header
+    def __init__(self, address: str, text_columns: set[int], header: bool | None) -> None:
+        self._address, self._text, self.header = address, text_columns, header
         self._names: tuple[str, ...] = ()
 
     def walk(self, deep: bool) -> Iterator[Piece]:
@@ -350,14 +350,14 @@ class _Csv(Format):
         self._names = column_names(first, self.header)
         return others if self.header else columns
 
-    def read(self, at: int, size: int) -> Table:
+    def read(self, start: int, size: int) -> Table:
         with reading(self._address, "CSV"), open_shard(self._address) as file:
-            header_too = self.header and at == _Position(file).start
+            header_too = self.header and start == _Position(file).start
             try:
                 if not self._names:
                     file.seek(0)
                     self._names = column_names(first_cells(_Position(file), self._address), bool(self.header))
-                file.seek(at)
+                file.seek(start)
                 block = list(cell_chunks(_Position(io.BytesIO(file.read(size))), self._address, rows=_ROWS))
             except BadInput:  # would number rows from the start of the block
                 raise BadInput(f"{shown(self._address)} has rows that do not have equally many cells") from None

@@ -50,11 +50,11 @@ class Moments(NamedTuple):
     def of(cls, X: Any) -> Self:
         """Return the moments of some rows, dense (NaN for a missing value) or sparse."""
         if not is_sparse(X):
-            there = ~np.isnan(X)
-            values, present = np.where(there, X, 0.0), there.sum(axis=0, dtype=float)
+            is_present = ~np.isnan(X)
+            values, present = np.where(is_present, X, 0.0), is_present.sum(axis=0, dtype=float)
             mean = values.sum(axis=0) / np.maximum(present, 1.0)
-            deviation = (np.where(there, X - mean, 0.0) ** 2).sum(axis=0)
-            low, high = np.where(there, X, np.inf).min(axis=0), np.where(there, X, -np.inf).max(axis=0)
+            deviation = (np.where(is_present, X - mean, 0.0) ** 2).sum(axis=0)
+            low, high = np.where(is_present, X, np.inf).min(axis=0), np.where(is_present, X, -np.inf).max(axis=0)
             return cls(present, np.count_nonzero(values, axis=0).astype(float), mean, deviation, low, high)
         rows, columns = X.shape
         count = np.bincount(X.indices, minlength=columns).astype(float)
@@ -85,7 +85,9 @@ class Moments(NamedTuple):
         rows = float(self.present.max(initial=0.0))
         fill = (rows, 0.0, 0.0, 0.0, 0.0 if rows else np.inf, 0.0 if rows else -np.inf)
         more = columns - len(self.mean)
-        return Moments(*(np.append(part, np.full(more, value)) for part, value in zip(self, fill, strict=True)))
+        return Moments(
+            *(np.append(statistic, np.full(more, value)) for statistic, value in zip(self, fill, strict=True))
+        )
 
 
 _NO_MOMENTS = Moments(*np.empty((6, 0)))
@@ -121,30 +123,30 @@ def survey(shards: Shards, wanted: Wanted) -> Survey:
 
     ``wanted``: the number of ``rows``, in addition the first rows as ``arrays``, or a description of the ``columns``.
     """
-    text: set[int] = set()
+    text_columns: set[int] = set()
     while True:
-        work = partial(_survey_file, shards, wanted, text)
+        work = partial(_survey_file, shards, wanted, text_columns)
         encoded = map_in_processes(work, range(len(shards.resolved_files)))
         surveys = [msgspec.msgpack.decode(facts, type=Survey) for facts in encoded]
         words = {i for facts in surveys for i in facts.words}
         mixed = words & {i for facts in surveys for i in facts.numeric}
-        if mixed <= text:
+        if mixed <= text_columns:
             return _merge(shards, surveys)
-        text |= mixed  # some blocks of these contain only numbers: read them again as text
+        text_columns |= mixed  # some blocks of these contain only numbers: read them again as text
 
 
-def _survey_file(shards: Shards, wanted: Wanted, text: set[int], number: int) -> bytes:
+def _survey_file(shards: Shards, wanted: Wanted, text_columns: set[int], number: int) -> bytes:
     """Return the facts of one file, encoded."""
     try:
-        return msgspec.msgpack.encode(_file_facts(shards, wanted, text, number))
+        return msgspec.msgpack.encode(_file_facts(shards, wanted, text_columns, number))
     finally:  # replaces any exception that a changed file causes
         shards.resolved_files[number].check_unchanged()
 
 
-def _file_facts(shards: Shards, wanted: Wanted, text: set[int], number: int) -> Survey:
+def _file_facts(shards: Shards, wanted: Wanted, text_columns: set[int], number: int) -> Survey:
     deep = wanted == "columns"
     address = shards.resolved_files[number].address
-    where, form = shown(address), format_of(shards, address, text)
+    where, form = shown(address), format_of(shards, address, text_columns)
     facts, moments = Survey([]), _NO_MOMENTS
     words: dict[int, Counter[str]] = {}
     head: dict[str, Array] = {}
@@ -161,35 +163,59 @@ def _file_facts(shards: Shards, wanted: Wanted, text: set[int], number: int) -> 
                     continue
                 counts = words.setdefault(i, Counter())
                 if deep:
-                    counts.update(cell for cell in column.tolist() if cell is not None)
-                    if len(counts) > _WORDS:
-                        raise BadInput(
-                            f"column '{shown(content.names[i])}' of {where} has more than {_WORDS:,} different values, "
-                            "too many to be categories; leave it out (columns=)"
-                        )
-            target = content.columns[places_of(shards, content.names, where)[1]]
-            whole = target.dtype.kind == "f" and bool((target == np.floor(target)).all())
-            facts.whole &= whole if form.whole is None else form.whole
+                    _count_words(counts, column, f"column '{shown(content.names[i])}' of {where}")
+            facts.whole &= _has_whole_target(shards, content, where) if form.whole is None else form.whole
         else:
             facts.single, facts.whole = content.columns[0].dtype == np.float32, False
         if wanted == "arrays" and not number and len(next(iter(head.values()), ())) < HEAD:
-            named = {name: array[:HEAD] for name, array in arrays_of(shards, content, where).items()}
-            head = {name: np.concatenate((head[name], named[name]))[:HEAD] for name in head} or named
+            head = _with_rows(head, arrays_of(shards, content, where))
         if deep:
-            X, y = plain(shards, content, where)
-            if shards.read is not None:
-                check_finite(X, where)
-            elif infinite := int(np.count_nonzero(np.isinf(X))):
-                raise BadInput(f"{where} has {infinite} values that are infinite; leave out those rows")
-            check_sizes(X, where, _names_of(shards, content, where))
-            check_complete(y, f"the target of {where}")
+            X, y = _checked_values(shards, content, where)
             moments = moments.merged(Moments.of(X))
-            if y.dtype.kind == "f" and facts.labels is not None:
-                labels = np.union1d(facts.labels, y)
-                facts.labels = labels.tolist() if len(labels) <= _LABELS else None
+            facts.labels = _with_labels(facts.labels, y)
     facts.words, facts.encoded_moments = words, np.stack(moments).tobytes()
-    facts.head = [(name, part.dtype.str, part.shape, part.tobytes()) for name, part in head.items()]
+    facts.head = [(name, array.dtype.str, array.shape, array.tobytes()) for name, array in head.items()]
     return facts
+
+
+def _count_words(counts: Counter[str], column: Array, where: str) -> None:
+    """Add the words of a block's column to ``counts``; raise BadInput if they are too many."""
+    counts.update(cell for cell in column.tolist() if cell is not None)
+    if len(counts) > _WORDS:
+        raise BadInput(
+            f"{where} has more than {_WORDS:,} different values, too many to be categories; leave it out (columns=)"
+        )
+
+
+def _has_whole_target(shards: Shards, content: Table, where: str) -> bool:
+    target = content.columns[places_of(shards, content.names, where)[1]]
+    return target.dtype.kind == "f" and bool((target == np.floor(target)).all())
+
+
+def _with_rows(head: dict[str, Array], arrays: dict[str, Array]) -> dict[str, Array]:
+    """Return the first rows of a file's arrays, with those of its next block."""
+    further = {name: array[:HEAD] for name, array in arrays.items()}
+    return {name: np.concatenate((head[name], further[name]))[:HEAD] for name in head} or further
+
+
+def _with_labels(labels: list[float | str] | None, y: Array) -> list[float | str] | None:
+    """Return the labels so far and those of a block, in order; None if they are too many."""
+    if y.dtype.kind != "f" or labels is None:
+        return labels
+    together = np.union1d(labels, y)
+    return together.tolist() if len(together) <= _LABELS else None
+
+
+def _checked_values(shards: Shards, content: Table, where: str) -> tuple[Any, Array]:
+    """Return a block's inputs and targets as :func:`plain` does; raise BadInput if a model cannot learn from them."""
+    X, y = plain(shards, content, where)
+    if shards.read is not None:
+        check_finite(X, where)
+    elif infinite := int(np.count_nonzero(np.isinf(X))):
+        raise BadInput(f"{where} has {infinite} values that are infinite; leave out those rows")
+    check_sizes(X, where, _names_of(shards, content, where))
+    check_complete(y, f"the target of {where}")
+    return X, y
 
 
 def places_of(shards: Shards, names: Sequence[str], where: str) -> tuple[list[int], int]:
@@ -247,11 +273,11 @@ def arrays_of(shards: Shards, content: Table, where: str) -> dict[str, Array]:
     if shards.read is None:
         columns, target = places_of(shards, content.names, where)
         for i in (*columns, target):
-            place, column = f"column '{shown(content.names[i])}' of {where}", content.columns[i]
+            column_name, column = f"column '{shown(content.names[i])}' of {where}", content.columns[i]
             if column.dtype.kind != "f":
-                raise BadInput(f"{place} holds text; leave it out (columns=), or give read=")
+                raise BadInput(f"{column_name} holds text; leave it out (columns=), or give read=")
             if missing_values(column).any():
-                raise BadInput(f"{place} has missing values; fill them, or give read=")
+                raise BadInput(f"{column_name} has missing values; fill them, or give read=")
         X, y = plain(shards, content, where)
         return {"0": X, "1": y}
     for name, array in zip(content.names, content.columns, strict=True):
@@ -265,18 +291,7 @@ def arrays_of(shards: Shards, content: Table, where: str) -> dict[str, Array]:
 def _merge(shards: Shards, surveys: Sequence[Survey]) -> Survey:
     """Return the results for all files; raise BadInput if the files do not fit together."""
     first, address = surveys[0], shown(shards.resolved_files[0].address)
-    if not first.blocks:
-        raise BadInput(f"{address} has no rows; leave it out")
-    for facts, file in zip(surveys, shards.resolved_files, strict=True):
-        if facts.blocks and facts.names != first.names:
-            raise BadInput(
-                f"{shown(file.address)} has the columns {listed(facts.names)}, {address} has {listed(first.names)}; "
-                "shards must have the same"
-            )
-    rows = [facts.rows for facts in surveys]
-    counts = tuple(rows) if isinstance(shards.rows, tuple) else sum(rows)
-    if shards.rows is not None and shards.rows != counts:
-        raise BadInput(f"rows says {shards.rows}, and the files have {counts}")
+    _check_alike(shards, surveys, address)
     moments, words, labels = _NO_MOMENTS, dict[int, Counter[str]](), set[Any]()
     for facts in surveys:
         moments = moments.merged(facts.moments)
@@ -293,3 +308,20 @@ def _merge(shards: Shards, surveys: Sequence[Survey]) -> Survey:
     first.encoded_moments, first.words, first.labels = np.stack(moments).tobytes(), words, classes
     first.whole = all(facts.whole for facts in surveys)
     return first
+
+
+def _check_alike(shards: Shards, surveys: Sequence[Survey], address: str) -> None:
+    """Raise BadInput if a file has other columns than the first, at ``address``, or other rows than ``shards`` says."""
+    first = surveys[0]
+    if not first.blocks:
+        raise BadInput(f"{address} has no rows; leave it out")
+    for facts, file in zip(surveys, shards.resolved_files, strict=True):
+        if facts.blocks and facts.names != first.names:
+            raise BadInput(
+                f"{shown(file.address)} has the columns {listed(facts.names)}, {address} has {listed(first.names)}; "
+                "shards must have the same"
+            )
+    rows = [facts.rows for facts in surveys]
+    counts = tuple(rows) if isinstance(shards.rows, tuple) else sum(rows)
+    if shards.rows is not None and shards.rows != counts:
+        raise BadInput(f"rows says {shards.rows}, and the files have {counts}")

@@ -9,7 +9,7 @@ import pytest
 
 import anyk
 from anyk.base import keyed
-from anyk.runs.engine import vector_parts
+from anyk.clusters import vector_parts
 from anyk.runs.log import queries
 
 SPARSE = "synthetic:rows=80,features=40,density=0.1"

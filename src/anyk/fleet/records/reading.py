@@ -25,7 +25,6 @@ from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
 from anyk.runs import Run, is_race
 from anyk.runs.api import computing_seconds, crowding, driver_seconds, task_seconds
-from anyk.strategies import fleet_keys
 from anyk.tables import Table, check_input_file, limit, read_csv, read_npz, read_parquet, shown
 
 Readable = str | Path | Run | Record  # a source of a record
@@ -103,13 +102,13 @@ def _read_path(path: Path, reading: Reading) -> Record:
     if not path.is_dir():
         check_input_file(path, "fleet record")
     entry = _recognised(path)
-    made = entry.build()
-    if reading.columns and not made.takes_columns:
+    source = entry.build()
+    if reading.columns and not source.takes_columns:
         raise BadInput(f"{_NO_COLUMNS}; '{shown(path)}' has none")
     if entry.own:
-        return made.read(path, reading)
+        return source.read(path, reading)
     with explaining(f"the source '{entry.name}' of fleet records failed"):
-        record = made.read(path, reading)
+        record = source.read(path, reading)
     if not isinstance(record, Record):
         raise BadInput(f"the source '{entry.name}' of fleet records returned {type(record).__name__}, not a Record")
     return replace(record, remarks=(f"read by '{entry.name}'", *record.remarks))
@@ -118,17 +117,17 @@ def _read_path(path: Path, reading: Reading) -> Record:
 def _recognised(path: Path) -> Entry[RecordSource]:
     """Return the source of a file or folder; raise :class:`~anyk.BadInput` if there is none, or several."""
     entries = list(record_sources)
-    found = []
+    recognising = []
     for entry in entries:
         if not entry.own:
             with explaining(f"the source '{entry.name}' of fleet records failed"):
                 if entry.build().recognises(path):
-                    found.append(entry)
-    if len(found) > 1:
-        names = " and ".join(f"'{entry.name}'" for entry in found)
+                    recognising.append(entry)
+    if len(recognising) > 1:
+        names = " and ".join(f"'{entry.name}'" for entry in recognising)
         raise BadInput(f"'{shown(path)}' is recognised by the sources {names}; use the plug-in of only one of them")
-    own = (entry for entry in entries if entry.own and entry.build().recognises(path))
-    entry_or_none = next(iter(found), None) or next(own, None)
+    built_in = (entry for entry in entries if entry.own and entry.build().recognises(path))
+    entry_or_none = next(iter(recognising), None) or next(built_in, None)
     if entry_or_none is not None:
         return entry_or_none
     if path.is_dir():
@@ -158,8 +157,10 @@ def read_all(
 
     Raises :class:`~anyk.BadInput` for sources that cannot be read or joined, or that specify another load.
     """
-    each = [read(source, unit=unit, max_gb=max_gb, round=round, worker=worker, seconds=seconds) for source in sources]
-    record = joined(each)
+    records = [
+        read(source, unit=unit, max_gb=max_gb, round=round, worker=worker, seconds=seconds) for source in sources
+    ]
+    record = joined(records)
     if load is None:
         return record
     if record.load not in (None, load):
@@ -195,7 +196,7 @@ def _of_run(run: Run) -> Record:
     parts = {} if computing is None else {"compute": computing}
     spec = run.config.strategy
     remarks = [f"a run of '{spec}'"]
-    if fleet_keys(spec):
+    if run.config.workers.fewest is not None:
         rounds, workers = seconds.shape
         remarks.append(f"only the {rounds:,} of its {run.jobs:,} rounds in which all {workers} workers were there")
     return Record(
@@ -205,6 +206,7 @@ def _of_run(run: Run) -> Record:
         parts=parts,
         remarks=tuple(remarks),
         strategy=spec,
+        fleet=run.config.workers,
         driver=driver_seconds(run),
         crowding=crowding(run),
     )
@@ -254,13 +256,13 @@ class _JsonFile(RecordSource):
         return path.is_file() and is_json(path)
 
     def read(self, path: Path, reading: Reading) -> Record:
-        found = read_json(path, reading.max_gb)
-        if isinstance(found, Table):
-            times = interpreted(path, found, unit=reading.unit, named=reading.columns, more=_MORE)
+        content = read_json(path, reading.max_gb)
+        if isinstance(content, Table):
+            times = interpreted(path, content, unit=reading.unit, named=reading.columns, more=_MORE)
             return _of_table(path, times, "JSON lines")
         if reading.columns:
             raise BadInput(f"{_NO_COLUMNS}; '{shown(path)}' has none")
-        return found
+        return content
 
 
 @record_sources.register("npz")

@@ -56,14 +56,14 @@ class _Tables(Exporter):
 
 
 @exporters.register("parquet")
-class _Parquet(_Tables):
+class _ParquetTables(_Tables):
     """The tables of the run's log as Parquet files, in a folder."""
 
     kind = "parquet"
 
 
 @exporters.register("csv")
-class _Csv(_Tables):
+class _CsvTables(_Tables):
     """The tables of the run's log as CSV files, in a folder."""
 
     kind = "csv"

@@ -56,8 +56,8 @@ def test_each_kind_is_recognised_by_one_of_anyks_own(tmp_path: Path) -> None:
     anyk.train(Squares(3), "uncoded", "simulated", workers=3, steps=2, out=tmp_path / "run").close()
     names = {"a.csv": "table", "a.jsonl": "json", "a.npz": "npz", "log": "spark", "each": "files", "run": "run"}
     for name, kind in names.items():
-        found = [entry.name for entry in record_sources if entry.build().recognises(tmp_path / name)]
-        assert found == [kind], name
+        recognised_by = [entry.name for entry in record_sources if entry.build().recognises(tmp_path / name)]
+        assert recognised_by == [kind], name
 
 
 def test_a_source_of_a_plug_in_is_read_and_named(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_commands_read_and_list_a_source_of_a_plug_in(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     record_sources.register("lines")(Lines)
     (tmp_path / "times.lines").write_text("\n".join(f"{i % 3 + 1} 2 3" for i in range(30)))
-    shown = CliRunner().invoke(main, ["record", "times.lines", "-o", "fleet.csv"])
-    assert shown.exit_code == 0 and "read by 'lines'" in shown.output, shown.output
+    result = CliRunner().invoke(main, ["record", "times.lines", "-o", "fleet.csv"])
+    assert result.exit_code == 0 and "read by 'lines'" in result.output, result.output
     assert (
         "lines\n    A line for each round, with the seconds of the workers."
         in CliRunner().invoke(main, ["list", "records"]).output

@@ -91,11 +91,11 @@ def test_what_cannot_be_exported_is_refused(spec: str, sentence: str) -> None:
         exporters.register("broken")(type("Broken", (Losses,), {"save": lambda self, run, path: {}["loss"]}))
     else:
         del exporters.entries["losses"]
-    shown = export("--to", spec)
-    assert shown.exit_code == 2 and sentence in shown.output, shown.output
+    result = export("--to", spec)
+    assert result.exit_code == 2 and sentence in result.output, result.output
 
 
 def test_a_file_that_cannot_be_written_is_refused_before() -> None:
     exporters.register("losses")(Losses)
-    shown = export("--to", "losses", "-o", "no/such/folder.txt")
-    assert shown.exit_code == 2 and "there is no folder 'no/such'" in shown.output
+    result = export("--to", "losses", "-o", "no/such/folder.txt")
+    assert result.exit_code == 2 and "there is no folder 'no/such'" in result.output
