@@ -30,11 +30,12 @@ def _same(one: Any, other: Any) -> bool:
     return one is other if one is None or other is None else bool((one == other).all())
 
 
-def _make_cluster(spec: str, workers: int | None) -> Cluster:
+def _make_cluster(spec: str, workers: int | tuple[int, int] | None) -> Cluster:
     """Return the cluster of a spec, by default with one worker on each node of a job."""
     if workers is None and spec.partition(":")[0] != "nodes":
         raise BadInput(f"the cluster '{spec}' needs the number of workers: give workers=…")
-    return build_cluster(spec, workers=nodes_of_job() if workers is None else workers)
+    most = nodes_of_job() if workers is None else workers if isinstance(workers, int) else workers[1]
+    return build_cluster(spec, workers=most)
 
 
 _ENDLESS = 10**9  # steps: the loop ends the run
@@ -47,8 +48,8 @@ class ClusterOptimizer(AbstractContextManager["ClusterOptimizer"]):
     schedulers and state work as without anyk. :meth:`step` has workers compute the partial gradients at the module's
     parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step, with its learning rates times
     the strategy's factor, if it has one (``lr_scale``). ``prepare`` is called in between, for example to clip.
-    ``cluster`` may be a spec, with ``workers``; on ``nodes`` there is by default one on each, and all ranks but 0 leave
-    the program here. Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
+    ``cluster`` may be a spec, with the number of ``workers``; on ``nodes`` there is by default one on each, and all
+    ranks but 0 leave the program here. Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
     :func:`anyk.rounds` (``evaluate``, ``seconds``, ``accumulate``, ``out``, ``go_on``, …); the run folder also stores
     the state of ``optimizer``. The run ends with :meth:`close` or the ``with`` block, or at ``steps``.
 
@@ -74,7 +75,7 @@ class ClusterOptimizer(AbstractContextManager["ClusterOptimizer"]):
         strategy: Strategy | Code | str,
         cluster: Cluster | str,
         *,
-        workers: int | None = None,
+        workers: int | tuple[int, int] | None = None,
         prepare: object = None,
         steps: int | None = None,
         seconds: float | None = None,
@@ -89,8 +90,9 @@ class ClusterOptimizer(AbstractContextManager["ClusterOptimizer"]):
         problem.places_of([parameter for group in optimizer.param_groups for parameter in group["params"]])
         if isinstance(cluster, str):
             cluster = _make_cluster(cluster, workers)
-        elif workers is not None:
-            raise BadInput(f"the cluster has {cluster.workers} workers already; leave out workers={workers}")
+            workers = None if isinstance(workers, int) else workers
+        if workers is not None:
+            options["workers"] = workers
         self.optimizer, self._prepare, self._problem = optimizer, prepare, problem
         parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
         self._needs_closure = parameter is not None and parameter.default is inspect.Parameter.empty

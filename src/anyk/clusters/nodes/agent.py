@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -402,7 +403,7 @@ def serve(site: Site, port: int) -> str:
             until = time.monotonic() + _RETURN
             _say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
         ended = driver.life if reason == PROGRAM_ENDED else ""
-        following = wait_for(lambda ended=ended: site.driver(unlike=ended), max(0.0, until - time.monotonic()))
+        following = wait_for(partial(site.driver, unlike=ended), max(0.0, until - time.monotonic()))
         if following is None or time.monotonic() > until:
             return f"no driver was heard for {_RETURN:.0f} s (the last: {reason})"
         driver = following

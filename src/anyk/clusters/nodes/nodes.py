@@ -48,7 +48,7 @@ from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.shipping import parcels
 from anyk.clusters.remote.wire import refuse, vector_type
-from anyk.clusters.store import Place as MessageKey
+from anyk.clusters.steps import Place as MessageKey
 from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
@@ -56,7 +56,7 @@ from anyk.problems.data.reader_processes import python_settings
 from anyk.protocol import Layout
 
 if TYPE_CHECKING:
-    from anyk.clusters.nodes.carrier import DriverCarrier
+    from anyk.clusters.nodes.carrier import DriverCarrier, News
 
 _BUFFERS, _BOX = 4, 1 << 16  # reply buffers, and bytes of the mail box, of a worker
 _BEHIND = 64  # messages that a node may not have acknowledged while it is still told what to drop
@@ -142,34 +142,35 @@ class Hub:
 
     def poll(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for news, and take them in."""
-        from anyk.clusters.nodes.carrier import Finished, Gone, Heard, Joined, Refused, Taken
-
         readable([self.carrier.fd], timeout)
         for news in self.carrier.news():
-            match news:
-                case Joined(rank, life, hello):
-                    node = self.nodes[rank] = self.lives[life] = Node(rank, life, hello)
-                    node.told = 0
-                    if self.open is not None:
-                        self.open.node_joined(node)
-                case Heard(life, message) if life in self.lives:
-                    if self.open is not None and message.run == self.open.run:
-                        self.open.on_message(self.lives[life], message)
-                case Taken(life, number) if life in self.lives:
-                    self.lives[life].taken = number
-                    if self.open is not None:
-                        self.open.node_has_taken(self.lives[life])
-                case Gone(b"", reason):
-                    raise RunFailed(f"the thread that speaks with the nodes has failed: {reason}")
-                case Gone(life, reason):
-                    self._lose(life, reason)
-                case Finished(number, complete):
-                    if self.open is not None:
-                        self.open.on_read(number, complete)
-                case Refused(sentence):
-                    self._refuse(sentence)
+            self._take_in(news)
         if self._child is not None and (status := self._child.poll()) is not None:
             self._replace_child(status)
+
+    def _take_in(self, news: News) -> None:
+        from anyk.clusters.nodes.carrier import Finished, Gone, Heard, Joined, Refused, Taken
+
+        run = self.open
+        match news:
+            case Gone(b"", reason):
+                raise RunFailed(f"the thread that speaks with the nodes has failed: {reason}")
+            case Gone(life, reason):
+                self._lose(life, reason)
+            case Refused(sentence):
+                self._refuse(sentence)
+            case Joined(rank, life, hello):
+                node = self.nodes[rank] = self.lives[life] = Node(rank, life, hello)
+                if run is not None:
+                    run.node_joined(node)
+            case Taken(life, number) if life in self.lives:
+                self.lives[life].taken = number
+                if run is not None:
+                    run.node_has_taken(self.lives[life])
+            case Heard(life, message) if run is not None and life in self.lives and message.run == run.run:
+                run.on_message(self.lives[life], message)
+            case Finished(number, complete) if run is not None:
+                run.on_read(number, complete)
 
     def _lose(self, life: bytes, reason: str) -> None:
         node = self.lives.pop(life, None)
