@@ -213,8 +213,10 @@ class Hub:
         missing = [rank for rank in range(self.size) if rank not in self.nodes]
         if missing and self._under_torchrun:
             _say(f"the program has ended; torchrun may wait up to 300 s for nodes {missing}, which have died")
-        for node in self.nodes.values():
-            self.tell(node, Leave())
+        failed = hasattr(sys, "last_value")  # with an exception, after which torchrun starts the program again
+        if not (failed and self._under_torchrun):
+            for node in self.nodes.values():
+                self.tell(node, Leave())
         until = time.monotonic() + _FAREWELL
         with contextlib.suppress(RunFailed):
             while any(node.taken < node.told for node in self.nodes.values()) and time.monotonic() < until:
