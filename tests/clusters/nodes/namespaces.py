@@ -1,4 +1,4 @@
-"""Runs ranks.py on three network namespaces of this machine, as root: links can be cut there. By scripts/soak nodes.
+"""Runs ranks.py on three network namespaces of this machine, as root, each with a clock of its own. By scripts/soak nodes.
 
 ``python tests/clusters/nodes/namespaces.py speed``: measure the cluster on three machines with links of 1 Gb/s instead.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 NAME = "anyk-node-"
@@ -40,6 +42,15 @@ def remove(nodes: int) -> None:
             ip(f"netns del {NAME}{name}")
 
 
+def machine(rank: int, folder: str) -> list[str]:
+    """What a command begins with that is to have a clock of its own, and the number of another machine's start."""
+    boot = Path(folder) / str(rank)
+    boot.write_text(f"machine {rank}\n")
+    script = f'mount --bind {boot} /proc/sys/kernel/random/boot_id; exec "$@"'
+    clock = ["unshare", "--mount", "--time", "--monotonic", str(1000 * rank), "--fork", "--kill-child"]
+    return [*clock, "sh", "-c", script, "sh"]
+
+
 def speed(nodes: int = 3) -> int:
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from machines import Machines
@@ -57,10 +68,12 @@ def main(nodes: int = 3) -> int:
     settings = {"WORLD_SIZE": str(nodes), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "ANYK_SECRET": "soak"}
     settings |= {"ANYK_NAMESPACES": NAME, "OMP_NUM_THREADS": "1"}
     programs = []
+    folder = tempfile.mkdtemp()
     try:
         make(nodes)
         for rank in range(nodes):
-            command = ["ip", "netns", "exec", f"{NAME}{rank}", sys.executable, SCRIPT, *sys.argv[1:]]
+            command = ["ip", "netns", "exec", f"{NAME}{rank}", *machine(rank, folder), sys.executable, SCRIPT]
+            command += sys.argv[1:]
             programs.append(subprocess.Popen(command, env=os.environ | settings | {"RANK": str(rank)}))
         return programs[0].wait()
     finally:
@@ -68,6 +81,7 @@ def main(nodes: int = 3) -> int:
             program.terminate()
             program.wait()
         remove(nodes)
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
