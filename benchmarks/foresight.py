@@ -35,7 +35,7 @@ import numpy as np
 from synthetic_fleets import CLEAN, CULPRITS, FLEETS, NOISE, REPORTED, base, few, make, rack, slow_one, waves
 
 import anyk
-from anyk.base import keyed
+from anyk.base import keyed_generator
 from anyk.fleet.explanation.attribution import culprits as find_culprits
 from anyk.fleet.explanation.attribution import drifts, groups, shares
 from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies
@@ -422,7 +422,7 @@ def culprits(asked):
                     random = np.random.default_rng([seed, workers, *noise.encode()])
                     times = NOISE[noise](random, rounds, workers)
                     culprit(times, random)
-                    judged = find_culprits(times, keyed.generator(0, "explain"))
+                    judged = find_culprits(times, keyed_generator(0, "explain"))
                     now = set(np.flatnonzero(judged.named).tolist())
                     found.append((now >= set(who), now == set(who), judged.too_short))
                 all_of, alone, short = (sum(flags) / 2 for flags in zip(*found, strict=True))
@@ -434,8 +434,8 @@ def culprits(asked):
 def _judged(noise, workers, rounds, seed):
     """Whether anybody is named, the record is too short, and racks and drift are found, in a fleet without culprits."""
     times = NOISE[noise](np.random.default_rng([seed, workers, *noise.encode()]), rounds, workers)
-    judged = find_culprits(times, keyed.generator(0, "explain"))
-    return judged.named.any(), judged.too_short, bool(groups(times, keyed.generator(1, "explain"))), drifts(times)
+    judged = find_culprits(times, keyed_generator(0, "explain"))
+    return judged.named.any(), judged.too_short, bool(groups(times, keyed_generator(1, "explain"))), drifts(times)
 
 
 # ------------------------------------------------------------------------------------------- check

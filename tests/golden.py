@@ -40,8 +40,8 @@ from typing import Any
 import numpy as np
 
 import anyk
-from anyk.base import keyed
-from anyk.base.specs import parse, show
+from anyk.base.keyed import keyed_generator
+from anyk.base.specs import parse_spec, show_spec
 from anyk.codes import registry as codes
 from anyk.protocol import Cancel, Combine, Dispatch, Failed, Fleet, Joined, Lost, Note, Reply, Running, SetAlarm, Stop
 from anyk.strategies import registry as strategies
@@ -236,7 +236,7 @@ class SteadyFleet:
     def __init__(self, spec: str, seconds: tuple[float, ...]) -> None:
         strategy = anyk.strategy(spec, workers=len(seconds))
         self.layout, self.seconds = strategy.layout, list(seconds)
-        self.random = keyed.generator(0, "steady", spec, len(seconds))
+        self.random = keyed_generator(0, "steady", spec, len(seconds))
         self.running = Running(strategy)
         self.events: list[tuple[float, int, Any]] = []
         self.ended: set[int] = set()
@@ -286,7 +286,7 @@ def code_case(spec: str, workers: int) -> Case:
         code = anyk.code(spec.replace("FILE", matrix_file(folder)), workers=workers)
         facts = [code.partitions, code.replies, code.blocks, code.tolerates, code.load]
         lines = [("facts", [*facts, code.approximate]), ("encoding", code.encoding.toarray().tolist())]
-        random = keyed.generator(0, "golden", spec, workers)
+        random = keyed_generator(0, "golden", spec, workers)
         for number in range(SETS):
             fewest = max(1, code.replies - code.tolerates) if number % 2 else 1
             order = random.permutation(code.replies)[: int(random.integers(fewest, code.replies + 1))].tolist()
@@ -328,7 +328,7 @@ def built_in(registry: Any) -> list[Any]:
 def strategy_specs() -> list[tuple[str, int]]:
     """Specs of every registered strategy and code, with workers."""
     specs = [*STRATEGIES, ("matrix:file=FILE", 5), ("matrix:file=FILE,wait=3", 5)]
-    known = {parse(spec)[0] for spec, _ in specs}
+    known = {parse_spec(spec)[0] for spec, _ in specs}
     return [*specs, *((entry.name, 6) for entry in built_in(strategies) + built_in(codes) if entry.name not in known)]
 
 
@@ -337,11 +337,11 @@ def code_specs() -> list[tuple[str, int]]:
     entries = {entry.name: entry for entry in built_in(codes)}
     specs: dict[tuple[str, int], None] = {}
     for spec, workers in strategy_specs():
-        name, values = parse(spec)
+        name, values = parse_spec(spec)
         if name in entries:
             own = {key: value for key, value in values.items() if key in entries[name].parameters()}
             brackets = {key: f"({value})" if ":" in value else value for key, value in own.items()}
-            specs[show(name, brackets), workers] = None
+            specs[show_spec(name, brackets), workers] = None
     for entry in entries.values():
         specs.update(((spec, 12), None) for spec in (entry.grid(12) if entry.grid else ()) if exists(spec, 12))
     return list(specs)

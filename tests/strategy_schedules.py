@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing import get_context
 
-from anyk.base.specs import parse, show
+from anyk.base.specs import parse_spec, show_spec
 from anyk.protocol import Strategy
 from anyk.strategies import strategy
 from anyk.testing.strategies import check_strategy
@@ -135,12 +135,12 @@ STRATEGIES: tuple[tuple[str, int], ...] = (
 
 def built(case: str, workers: int) -> Strategy:
     """The strategy of a case; in the name of a case, a range of workers and its partitions are keys of the spec."""
-    name, keys = parse(case)
+    name, keys = parse_spec(case)
     if "fewest" not in keys:
         return strategy(case, workers=workers)
     fewest, partitions = int(keys.pop("fewest")), keys.pop("partitions", None)
     return strategy(
-        show(name, keys), workers=(fewest, workers), partitions=None if partitions is None else int(partitions)
+        show_spec(name, keys), workers=(fewest, workers), partitions=None if partitions is None else int(partitions)
     )
 
 

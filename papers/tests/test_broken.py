@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anyk.base.errors import RunFailed
+from anyk.base import RunFailed
 from anyk.codes import decoders, repetition
 from anyk.codes.base import Code
 from anyk.codes.decoders import Decoding, Selection

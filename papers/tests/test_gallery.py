@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from anyk.base.errors import BadInput
+from anyk.base import BadInput
 from anyk.cli import main
 from anyk_papers import (
     Criterion,

@@ -21,10 +21,7 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from anyk.base.arrays import Array, Floats, Vector
-from anyk.base.checks import AtLeastOne, NonnegativeNumber, check
-from anyk.base.errors import BadInput
-from anyk.base.plain import ByName
+from anyk.base import Array, AtLeastOne, BadInput, ByName, Floats, NonnegativeNumber, Vector, check_value
 from anyk.delays import DelayModel
 from anyk.optimizers import Optimizer, split_rate
 from anyk.optimizers import optimizer as build_optimizer
@@ -158,8 +155,8 @@ class _Linear(BaseEstimator):
 
     def _fit(self, task: _Task) -> None:
         """Train until the model settles, from the start, or with ``warm_start`` from the current model."""
-        check(self.tol, NonnegativeNumber | None, "tol")
-        check(self.max_iter, AtLeastOne, "max_iter")
+        check_value(self.tol, NonnegativeNumber | None, "tol")
+        check_value(self.max_iter, AtLeastOne, "max_iter")
         self._steps: _Steps | None = None
         problem = self._problem(task, None, warm=self.warm_start)
         spread = 1.0 if problem.labelled else _mean_and_spread(task)[1]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from anyk.base.errors import BadInput, RunFailed, describe_error
+from anyk.base import BadInput, RunFailed, describe_error
 from anyk.clusters import Cluster, nodes_of_job
 from anyk.clusters import cluster as build_cluster
 from anyk.codes import Code

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 import anyk
 from anyk import clusters, codes, compression, delays, optimizers, problems, strategies
-from anyk.base import html
-from anyk.base.checks import AtLeastOne, Share, check
+from anyk.base.checks import AtLeastOne, Share, check_value
 from anyk.base.errors import BadInput, RunFailed, describe_error
+from anyk.base.html import html_table
 from anyk.clusters.messages import describe
 
 RANGES = {"AtLeastOne": 1, "AtLeastZero": 1, "Positive": 0.5, "Nonnegative": 0.5, "Share": 0.5, "Cost": 0.5,
@@ -93,13 +93,13 @@ def test_a_number_must_be_in_its_range():
         ((3, 0), tuple[AtLeastOne, ...], "a tuple of whole numbers of at least 1"),
     ):
         with pytest.raises(anyk.BadInput, match=f"^load must be {words}, got "):
-            check(value, annotation, "load")
-    assert check(np.int64(1), AtLeastOne, "load") == 1 and check(0, tenths, "load") == 0.0
+            check_value(value, annotation, "load")
+    assert check_value(np.int64(1), AtLeastOne, "load") == 1 and check_value(0, tenths, "load") == 0.0
 
 
 def test_numbers_of_numpy_are_numbers():
-    assert check(np.int64(4), int, "n") == 4 and type(check(np.int64(4), int, "n")) is int
-    assert type(check(np.float32(0.5), float, "x")) is float
+    assert check_value(np.int64(4), int, "n") == 4 and type(check_value(np.int64(4), int, "n")) is int
+    assert type(check_value(np.float32(0.5), float, "x")) is float
     assert codes.FractionalRepetition(np.int32(6), load=np.uint8(2)).spec == "frc:load=2"
 
 
@@ -255,7 +255,7 @@ def test_what_is_shown_of_things_says_what_they_are():
     ):
         markup = thing._repr_html_()
         assert markup.startswith("<table>") and all(piece in markup for piece in parts)
-    assert "<b>" not in html.table(["<b>"], [["<b>"]])
+    assert "<b>" not in html_table(["<b>"], [["<b>"]])
     run.close()
     assert repr(run).startswith("<Run frc:load=2 on 4 workers, simulated")
 

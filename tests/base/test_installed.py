@@ -219,7 +219,7 @@ def test_a_broken_plug_in_keeps_no_others_from_working(install: Install) -> None
 
 
 def test_listing_in_python_warns_of_a_broken_plug_in_once(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "tell", installed._warn)
+    monkeypatch.setattr(installed, "_tell", installed._warn)
     install("anyk-broken", {"broken_rules.py": "1 / 0"}, rules="broken_rules")
     with pytest.warns(RuntimeWarning, match="'anyk-broken 1.0' cannot be loaded: ZeroDivisionError"):
         list(anyk.codes.registry)
@@ -241,6 +241,19 @@ def test_a_plug_in_may_not_replace_what_anyk_has(install: Install) -> None:
     with pytest.raises(UnknownName, match="it registers the wait rule 'decodable', but there is another of this name"):
         anyk.strategy("uncoded:wait=quorum", workers=4)
     assert anyk.strategies.wait_rules.entries["decodable"] is built_in
+
+
+@pytest.mark.parametrize(("kind", "name", "other"), [("strategies", "frc", "code"), ("codes", "pasgd", "strategy")])
+def test_no_strategy_may_have_the_name_of_a_code(install: Install, kind: str, name: str, other: str) -> None:
+    """Whether the plug-in was loaded before, by chance, does not decide what a spec means."""
+    text = f"import anyk\n\n@anyk.{kind}.register({name!r})\ndef build(workers):\n    raise SystemError\n"
+    install("anyk-same", {"same_names.py": text}, same="same_names")
+    before = anyk.strategy(name, workers=4)
+    with pytest.raises(UnknownName, match=f"'{name}' cannot be registered: there is a {other} of this name"):
+        anyk.strategy("no-such-strategy", workers=4)
+    assert anyk.strategy(name, workers=4) == before
+    with pytest.raises(anyk.BadInput, match=f"there is a {other} of this name"):
+        getattr(anyk, kind).register(name)(lambda workers: before)
 
 
 def test_two_distributions_with_one_name_are_told(install: Install) -> None:
@@ -319,9 +332,11 @@ def test_a_run_records_the_distributions_that_it_uses(install: Install, tmp_path
     assert trained("run").exit_code == 0
     recorded = read_config(tmp_path / "run").digests.installed
     assert list(recorded) == ["anyk-quorum 1.0"] and len(recorded["anyk-quorum 1.0"]) == 64
+    again(tmp_path / "site")
     assert command("resume", "run", "--steps", "5").exit_code == 0
     assert "the same decisions and the same bits" in command("replay", "run").output
     assert "code           ?: 'anyk-quorum 1.0' is not looked at" in command("verify", "run").output
+    assert "quorum_rules" in sys.modules and "other_rules" not in sys.modules  # which the run does not need
 
 
 def test_a_run_of_anyks_own_names_records_none(install: Install, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from anyk import codes, delays, optimizers, strategies
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, parse, read, show
+from anyk.base.specs import Registry, parse_spec, read, show_spec
 
 pytestmark = pytest.mark.in_process
 
@@ -75,13 +75,13 @@ def registry() -> Registry[Any]:
     ],
 )
 def test_a_spec_is_split_into_name_and_keys(text: str, name: str, values: dict[str, str]) -> None:
-    assert parse(text) == (name, values)
+    assert parse_spec(text) == (name, values)
 
 
 @pytest.mark.parametrize("text", ["", "   ", None, 3])
 def test_what_is_no_spec_is_told_what_one_looks_like(text: Any) -> None:
     with pytest.raises(BadInput, match=r"a spec looks like name:key=value,key=value, got "):
-        parse(text)
+        parse_spec(text)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_what_is_no_spec_is_told_what_one_looks_like(text: Any) -> None:
 )
 def test_a_broken_item_is_shown_with_the_rule(text: str, item: str) -> None:
     with pytest.raises(BadInput, match=rf"'{item}' in '{text}' should be key=value, as in name:key=value,key=value"):
-        parse(text)
+        parse_spec(text)
 
 
 @pytest.mark.parametrize("text", ["frc:load=3,load=4", "frc:load=3,load=3", "frc:two-words=1,two_words=2"])
 def test_a_doubled_key_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=rf"is given twice in '{text}'; keep one"):
-        parse(text)
+        parse_spec(text)
 
 
 def test_a_first_value_and_its_key_may_not_both_be_given(registry: Registry[Any]) -> None:
@@ -299,13 +299,13 @@ def test_values_of_the_wrong_type_are_named(text: str, annotation: Any, sentence
 def test_what_is_shown_is_read_back(**values: Any) -> None:
     registry: Registry[Probe] = Registry("thing", supplied=("workers",))
     registry.register("probe")(Probe)
-    assert registry.build(show("probe", values), workers=5) == Probe(5, **values)
+    assert registry.build(show_spec("probe", values), workers=5) == Probe(5, **values)
 
 
 def test_defaults_are_left_out() -> None:
-    assert show("x", {"a": 1, "b": 2.0}, {"a": 1, "b": 3.0}) == "x:b=2"
-    assert show("x", {"a": 1}, {"a": 1}) == "x"
-    assert show("x", {}) == "x"
+    assert show_spec("x", {"a": 1, "b": 2.0}, {"a": 1, "b": 3.0}) == "x:b=2"
+    assert show_spec("x", {"a": 1}, {"a": 1}) == "x"
+    assert show_spec("x", {}) == "x"
 
 
 # ------------------------------------------------------------------------------------------- there and back
@@ -425,7 +425,7 @@ def test_every_registered_name_is_among_the_examples() -> None:
         (strategies.registry, STRATEGIES),
         (codes.registry, STRATEGIES),
     ):
-        assert known(registry) - {"matrix"} <= {parse(spec)[0] for spec in examples}, registry.kind
+        assert known(registry) - {"matrix"} <= {parse_spec(spec)[0] for spec in examples}, registry.kind
 
 
 @pytest.mark.parametrize("spec", CODES)
@@ -524,11 +524,11 @@ def test_numpy_numbers_are_shown_as_numbers() -> None:
     """A mean computed with NumPy is a numpy.float64, whose repr is not its digits."""
     assert delays.Exponential(np.float64(0.5)).spec == "exp:mean=0.5"
     assert optimizers.Momentum(0.1, np.float64(0.5)).spec == "momentum:momentum=0.5"
-    assert show("x", {"a": np.int64(3), "b": np.float32(0.5)}) == "x:a=3,b=0.5"
+    assert show_spec("x", {"a": np.int64(3), "b": np.float32(0.5)}) == "x:a=3,b=0.5"
 
 
 def test_text_keeps_its_ending() -> None:
-    assert show("x", {"file": "data.v2.0"}) == "x:file=data.v2.0"
+    assert show_spec("x", {"file": "data.v2.0"}) == "x:file=data.v2.0"
 
 
 def test_two_names_for_one_thing_expand_to_it() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.base import keyed
 from anyk.base.errors import RunFailed
+from anyk.base.keyed import keyed_generator
 from anyk.clusters.messages import Messages, inspect_message
 from anyk.problems import LeastSquares
 from anyk.protocol import Chunk
@@ -60,8 +60,8 @@ def test_an_epoch_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     partitions = anyk.problems.from_data("synthetic:rows=203,features=3").split(2)
     chunk = Chunk((0,), (1.0,), batch=7)
     drawn = []
-    generator = keyed.generator
-    monkeypatch.setattr(keyed, "generator", lambda *key: drawn.append(key[1:]) or generator(*key))
+    generator = keyed_generator
+    monkeypatch.setattr("anyk.clusters.messages.keyed_generator", lambda *key: drawn.append(key[1:]) or generator(*key))
     messages = Messages(partitions, epochs=True)
     steps = -(-max(partitions.sizes) // 7)
     rows = {version: messages.rows(0, chunk, version) for version in range(3 * steps)}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk.base import keyed
+from anyk.base.keyed import keyed_generator
 from anyk.codes import BernoulliCode, FractionalRepetition, Uncoded
 from anyk.codes.changing import GroupedRepetition, PartialBernoulli, first_groups, follow
 from anyk.codes.decoders import method
@@ -28,7 +28,7 @@ def held(groups) -> dict[int, set[int]]:
 
 def fleets(seed: int, smallest: int, events: int):
     """Sets of workers that differ by one worker each, and the least share of the data that must move for each change."""
-    random = keyed.generator(seed, "fleet")
+    random = keyed_generator(seed, "fleet")
     present = set(range(12))
     yield present, 0.0
     for _ in range(events):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.base.specs import parse
+from anyk.base.specs import parse_spec
 from anyk.codes import PartialStragglers
 from anyk.testing import check_code
 from code_oracles import dense, least_squares, subsets
@@ -64,7 +64,7 @@ def test_the_load_is_the_most_that_any_worker_computes(inner: str) -> None:
 @pytest.mark.parametrize("code", CODES, ids=lambda code: f"{code.workers}-{code.spec}")
 def test_private_parts_are_disjoint_beside_the_inner_code(code: PartialStragglers) -> None:
     B, n = dense(code), code.workers
-    private = n * (int(parse(code.spec)[1]["load"]) - code.stragglers - 1)
+    private = n * (int(parse_spec(code.spec)[1]["load"]) - code.stragglers - 1)
     first, second = B[0::2], B[1::2]
     assert np.array_equal(first.sum(axis=0), np.r_[np.ones(private), np.zeros(n)])
     assert set(np.unique(first)) <= {0.0, 1.0} and len(set(first.sum(axis=1))) == 1

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.base import keyed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_uniforms
 from anyk.delays import DelayModel, parse
 from anyk.delays.bursts import _recent
 from anyk.testing import check_delays
@@ -24,7 +24,7 @@ def bursts(share: float, length: float, **keys: str) -> anyk.delays.Bursts:
 
 def stepped(model: anyk.delays.Bursts, seed: int, worker: int, rounds: int) -> list[bool]:
     """The chain, one round after another, as it is defined: with the state of the round before."""
-    uniforms = keyed.uniforms(seed, "burst", worker, start=0, count=rounds)
+    uniforms = keyed_uniforms(seed, "burst", worker, start=0, count=rounds)
     slow = [bool(uniforms[0] < model.share)]
     begins, ends = model.share / (1.0 - model.share) / model.length, 1.0 / model.length
     for uniform in uniforms[1:]:

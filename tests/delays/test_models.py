@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from anyk import delays
-from anyk.base import keyed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_uniform, keyed_uniforms
 from anyk.delays import (
     Bimodal,
     Constant,
@@ -181,7 +181,7 @@ def test_a_draw_depends_on_seed_worker_and_number_only(
     drawn = model.draws(seed, worker, start, count)
     assert drawn.shape == (count,) and (drawn >= 0).all()
     assert drawn.tolist() == model.draws(seed, worker, 0, start + count)[start:].tolist()
-    uniform = keyed.uniforms(seed, "delay", worker, start=start, count=count)
+    uniform = keyed_uniforms(seed, "delay", worker, start=start, count=count)
     assert drawn.tolist() == np.round(model.seconds(uniform, worker), 9).tolist()
 
 
@@ -215,7 +215,7 @@ def test_seconds_are_whole_nanoseconds() -> None:
 @given(st.integers(0, 9), st.integers(0, 5), st.integers(0, 400), st.integers(0, 300))
 def test_item_draws_are_keyed_by_version_and_repeat(seed: int, worker: int, version: int, repeat: int) -> None:
     model = Exponential(0.5, by="item")
-    u = keyed.uniform(seed, "delay-item", worker, version, number=repeat)
+    u = keyed_uniform(seed, "delay-item", worker, version, number=repeat)
     assert model.item_draw(seed, worker, version, repeat) == pytest.approx(-0.5 * np.log1p(-u), abs=1e-9)
     assert model.item_draw(seed, worker, version, repeat) != model.item_draw(seed, worker, version, repeat + 1)
     assert model.item_draw(seed, worker, version, repeat) != model.item_draw(seed, worker, version + 1, repeat)

@@ -20,7 +20,7 @@ from rich.console import Console
 
 import anyk
 import anyk.cli
-from anyk.base import specs
+from anyk.base.specs import parse_spec
 from anyk.cli import main
 from anyk.runs import compare
 from anyk.runs.callbacks import Watching
@@ -411,7 +411,7 @@ def test_load_that_costs_nothing_is_reported(tmp_path):
     little = load_notes(raced("uncoded", "frc:load=3", cluster="simulated:partition=0.001,cores=6").runs)
     assert len(little) == 1 and "next to nothing here" in little[0] and "computing takes 3 ms" in little[0]
     assert load_notes(raced("uncoded", "uncoded:wait=4").runs) == []  # they have the same load
-    name, values = specs.parse(charged("simulated", PROBLEM, workers=6))
+    name, values = parse_spec(charged("simulated", PROBLEM, workers=6))
     assert name == "simulated" and 0 < float(values["partition"]) < 1 and values["cores"] == "6"
     for cluster in ("simulated:task=1", "processes"):
         assert charged(cluster, PROBLEM, workers=6) == cluster

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.base import keyed
+from anyk.base.keyed import keyed_generator
 from anyk.compression import Compressor, registry
 from anyk.testing import check_compressor
 
@@ -100,7 +100,7 @@ class DrawsByMessage(Plain):
     """Every worker has other coordinates."""
 
     def changed(self, vector: Any, key: Any) -> Any:
-        chosen = keyed.generator(key[0], "test", key[1], vector.size).random(vector.size) < 0.5
+        chosen = keyed_generator(key[0], "test", key[1], vector.size).random(vector.size) < 0.5
         return 2 * vector * chosen
 
 
@@ -123,7 +123,7 @@ class Unscaled(Plain):
     """Omits half of the coordinates, and does not scale the others."""
 
     def changed(self, vector: Any, key: Any) -> Any:
-        chosen = keyed.generator(key[0], "test", key[1].partition(" ")[0], vector.size).random(vector.size) < 0.5
+        chosen = keyed_generator(key[0], "test", key[1].partition(" ")[0], vector.size).random(vector.size) < 0.5
         return vector * chosen
 
 
@@ -246,7 +246,7 @@ class AddsNoise(Plain):
     promise = "unbiased"
 
     def changed(self, vector: Any, key: Any) -> Any:
-        draws = keyed.generator(key[0], "test", key[1], vector.size).standard_normal(vector.size)
+        draws = keyed_generator(key[0], "test", key[1], vector.size).standard_normal(vector.size)
         return (vector + draws).astype(vector.dtype)
 
 

@@ -341,6 +341,18 @@ def test_a_spec_that_omits_a_setting_is_caught(monkeypatch):
         check_strategy(Sampling(3))
 
 
+def test_training_refuses_a_strategy_whose_spec_omits_a_setting(monkeypatch):
+    """A resumed run would train with the default of that setting."""
+    monkeypatch.setattr(strategies.registry, "entries", dict(strategies.registry.entries))
+    problem = anyk.problems.from_data("synthetic:rows=30,features=2")
+    assert anyk.train(problem, Sampling(3, factor=0.5), "simulated", workers=3, steps=2).steps == 2  # not registered
+    strategies.register("test-sampling")(Sampling)
+    assert anyk.train(problem, Sampling(3), "simulated", workers=3, steps=2).steps == 2
+    sentence = r"^the spec 'test-sampling' of the strategy Sampling omits its setting factor = 0.5: a resumed run"
+    with pytest.raises(anyk.BadInput, match=sentence):
+        anyk.train(problem, Sampling(3, factor=0.5), "simulated", workers=3, steps=2)
+
+
 def test_a_long_schedule_is_shown_without_its_middle():
     begin = ["start", [Stop("done")], "from here on all goes well"]
     lines = _folded([*begin, *map(str, range(100))])

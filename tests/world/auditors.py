@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base import keyed
+from anyk.base.keyed import array_digest
 from anyk.clusters.local import LocalStepper, State
 from anyk.clusters.packing import pack, unpack
 from anyk.clusters.processes import Processes
@@ -144,7 +144,7 @@ class Auditors:
             if not right:
                 self._wrong.add(place)
         if not chunk.compress:
-            self._check("messages", keyed.digest(vector) == event.timing.digest, f"{place} is not what was sent")
+            self._check("messages", array_digest(vector) == event.timing.digest, f"{place} is not what was sent")
         self._arrived[place] = vector
 
     def on_resume(self, states: dict[int, tuple[int, State]]) -> None:

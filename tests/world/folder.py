@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import anyk
-from anyk.base import keyed
+from anyk.base.keyed import array_digest
 from anyk.clusters import Cluster, Mpi, Ray
 from anyk.clusters.processes import Processes
 from anyk.clusters.remote import losses
@@ -420,7 +420,7 @@ class FolderWorld(World):
         self._happens(driver.cluster, driver)
         for slot, version, digest in log.rows("SELECT slot, version, digest FROM updates"):
             w = self._history.get((slot, version))
-            if w is None or keyed.digest(w) != digest:
+            if w is None or array_digest(w) != digest:
                 raise Broken("log", f"the log has another model of version {version}")
         logged = dict(log.rows("SELECT slot, max(version) FROM updates GROUP BY slot"))
         if any(logged.get(slot, 0) != version for slot, version in driver.versions.newest.items()):

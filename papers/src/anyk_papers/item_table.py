@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.arrays import Floats
-from anyk.base.errors import BadInput
+from anyk.base import BadInput, Floats
 
 Case = Mapping[str, Any]
 

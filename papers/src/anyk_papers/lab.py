@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.arrays import Floats
-from anyk.base.errors import BadInput
+from anyk.base import BadInput, Floats
 from anyk.callbacks import Callback
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import DelayModel

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from anyk.base.arrays import Floats
+from anyk.base import Floats
 from anyk.views.style import COLOURS, picture
 from anyk_papers.item_table import Case, Row, Table
 

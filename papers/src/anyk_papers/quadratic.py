@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk.base.arrays import Floats, Vector
+from anyk.base import Floats, Vector
 from anyk.problems.base import Index, cut
 
 

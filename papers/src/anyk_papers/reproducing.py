@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.base.checks import AtLeastOne, check
-from anyk.base.errors import BadInput, MissingPackage, as_bad_input, suggest
+from anyk.base import AtLeastOne, BadInput, MissingPackage, as_bad_input, check_value, suggest
 from anyk.runs.api import check_plain
 from anyk_papers.gallery import items
 from anyk_papers.item import Item, Verdict, Word, overall
@@ -108,7 +107,7 @@ def reproduce(
     """
     item = _named_item(item) if isinstance(item, str) else item
     clock_name = _clock_of(item, cluster)
-    count = 1 if item.clock == "none" else item.seeds if seeds is None else check(seeds, AtLeastOne, "seeds")
+    count = 1 if item.clock == "none" else item.seeds if seeds is None else check_value(seeds, AtLeastOne, "seeds")
     folder = None if out is None else Path(out)
     if folder is not None:
         _prepare_folder(folder, *(f"{item.name}.{kind}" for kind in ("json", "csv", "md", "png")), ".results")

@@ -39,19 +39,19 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
 
 
-def check(value: object, annotation: object, name: str) -> Any:
+def check_value(value: object, annotation: object, name: str) -> Any:
     """Return ``value`` if it fits ``annotation``, with NumPy's numbers as Python's own; else raise BadInput.
 
     The comparison is strict: a text is no number, a number no truth value, NaN no number. Ranges are annotated as
     ``Annotated[int, msgspec.Meta(ge=1)]``. As in specs, a value may stand for a tuple of one. Annotations that
     cannot be checked at run time (protocols, functions, classes that are ``duck_typed``) accept every value.
 
-    >>> check(np.int64(4), int, "workers"), check([1, 2], tuple[int, ...], "byzantine")
+    >>> check_value(np.int64(4), int, "workers"), check_value([1, 2], tuple[int, ...], "byzantine")
     (4, (1, 2))
-    >>> check("4", int | None, "workers")
+    >>> check_value("4", int | None, "workers")
     Traceback (most recent call last):
     anyk.base.errors.BadInput: workers must be a whole number or None, got '4'
-    >>> check(0, AtLeastOne, "load")
+    >>> check_value(0, AtLeastOne, "load")
     Traceback (most recent call last):
     anyk.base.errors.BadInput: load must be a whole number of at least 1, got 0
     """
@@ -99,7 +99,7 @@ def check_range(name: str, value: float, low: float, high: float, of: str = "") 
 
 def check_workers(workers: Any) -> int:
     """Return ``workers`` as an integer from 1 to :data:`MOST_WORKERS`; raise BadInput for anything else."""
-    number: int = check(workers, AtLeastOne, "workers")
+    number: int = check_value(workers, AtLeastOne, "workers")
     check_range("workers", number, 1, MOST_WORKERS)  # a typing error would fill the memory
     return number
 
@@ -135,7 +135,7 @@ def typed(thing: Thing) -> Thing:
             parameter = signature.parameters[key]
             omitted = value is None and parameter.default is None
             if key in hints() and not omitted and parameter.kind not in _VARIABLE:
-                bound.arguments[key] = check(value, hints()[key], key.rstrip("_"))
+                bound.arguments[key] = check_value(value, hints()[key], key.rstrip("_"))
         return function(*bound.args, **bound.kwargs)
 
     if not inspect.isclass(thing):

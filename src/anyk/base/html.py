@@ -12,10 +12,10 @@ _WIDE, _HIGH = 320, 120  # pixels
 _MOST = 64  # rows or columns of a matrix in a picture
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def html_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table with a line of headings; a cell of None is empty.
 
-    >>> table(["a"], [[1], [None]])
+    >>> html_table(["a"], [[1], [None]])
     '<table><tr><th>a</th></tr><tr><td>1</td></tr><tr><td></td></tr></table>'
     """
     top = "".join(f"<th>{escape(word)}</th>" for word in head)
@@ -23,16 +23,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return f"<table><tr>{top}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
-def text(words: str) -> str:
+def html_text(words: str) -> str:
     """Return a paragraph.
 
-    >>> text("a < b")
+    >>> html_text("a < b")
     '<div>a &lt; b</div>'
     """
     return f"<div>{escape(words)}</div>"
 
 
-def curves(series: Mapping[str, tuple[Any, Any]], label: str) -> str:
+def html_curves(series: Mapping[str, tuple[Any, Any]], label: str) -> str:
     """Return lines over a common range, each with its name; points that are not finite are omitted."""
     finite = {
         name: [(float(x), float(y)) for x, y in zip(*xy, strict=True) if abs(float(y)) < float("inf")]
@@ -61,7 +61,7 @@ def curves(series: Mapping[str, tuple[Any, Any]], label: str) -> str:
     return picture + (f"<div>{''.join(names)}</div>" if len(names) > 1 else "")
 
 
-def bar(share: float) -> str:
+def html_bar(share: float) -> str:
     """Return a bar that shows progress, a share from 0 to 1."""
     wide = _WIDE * min(max(share, 0.0), 1.0)
     return (
@@ -70,7 +70,7 @@ def bar(share: float) -> str:
     )
 
 
-def matrix(rows: Sequence[tuple[Sequence[int], Sequence[float]]], columns: int) -> str:
+def html_matrix(rows: Sequence[tuple[Sequence[int], Sequence[float]]], columns: int) -> str:
     """Return a picture of the entries of a sparse matrix; empty if it is too large."""
     if max(len(rows), columns) > _MOST:
         return ""

@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,7 +26,9 @@ from anyk.base.errors import BadInput, describe_error, outside
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-PLUGINS, COMMANDS = "anyk.plugins", "anyk.commands"  # the groups of entry points
+# the groups of entry points
+PLUGINS = "anyk.plugins"
+COMMANDS = "anyk.commands"
 _CODE_SUFFIXES = tuple(suffix for suffix in all_suffixes() if suffix != ".pyc")
 # a name or a value in a spec; a key is none, as = follows it
 _WORD = re.compile(r"[^\s:,=()|&/]+(?![^\s:,()|&/])")
@@ -36,7 +38,13 @@ def _warn(sentence: str) -> None:
     warnings.warn(sentence, RuntimeWarning, stacklevel=outside())
 
 
-tell: Callable[[str], None] = _warn  # shows a sentence about a plug-in that is broken; the command line prints it
+_tell: Callable[[str], None] = _warn  # shows a sentence about a plug-in that is broken
+
+
+def tell_of_plugins(tell: Callable[[str], None]) -> None:
+    """Show sentences about broken plug-ins by a function instead of warnings, as the command line does."""
+    global _tell
+    _tell = tell
 
 
 @dataclass
@@ -58,7 +66,9 @@ class _PlugIn:
 
 _LOCK = threading.RLock()
 _LOADING: ContextVar[_PlugIn | None] = ContextVar("the plug-in that is being loaded", default=None)
+_ONLY: ContextVar[Collection[str] | None] = ContextVar("the distributions that may be loaded", default=None)
 _loaded: dict[str, _PlugIn] | None = None  # by the distribution's name; None before the first need
+_complete = False  # whether these are all
 _failures: dict[str, str] = {}  # sentences, by the distribution's name
 _told: set[str] = set()
 
@@ -100,17 +110,30 @@ def entry_points(group: str) -> Iterator[tuple[EntryPoint, str, str]]:
 
 def load() -> None:
     """Import the installed plug-ins, once; one that fails registers nothing, and :func:`failures` says why."""
-    global _loaded
+    global _loaded, _complete
     with _LOCK:
-        if _loaded is not None:
+        if _LOADING.get() is not None or (_loaded is not None and _complete):
             return
-        _loaded = {}
+        before, wanted = dict(_loaded or {}), _ONLY.get()
+        _loaded = _loaded or {}
         for point, name, version in list(entry_points(PLUGINS)):
-            plugin = _loaded.setdefault(name, _PlugIn(name, version))
-            _load(point, plugin)
+            if name not in before and (wanted is None or name in wanted):
+                plugin = _loaded.setdefault(name, _PlugIn(name, version))
+                _load(point, plugin)
+        _complete = wanted is None
 
 
-def imported(point: EntryPoint) -> Any:
+@contextmanager
+def only(labels: Iterable[str]) -> Iterator[None]:
+    """Load no other distributions inside than these, each as "name version": those that a run has used."""
+    token = _ONLY.set({label.rpartition(" ")[0] for label in labels})
+    try:
+        yield
+    finally:
+        _ONLY.reset(token)
+
+
+def load_entry_point(point: EntryPoint) -> Any:
     """Return the module that an entry point names, or the object in it."""
     with searching(_search_path()):
         value: Any = import_module(point.module)
@@ -135,7 +158,7 @@ def _load(point: EntryPoint, plugin: _PlugIn) -> None:
     try:
         if point.attr:
             raise BadInput(f"its entry point must name a module, got '{point.value}'")
-        imported(point)
+        load_entry_point(point)
         plugin.digest = _digest(plugin.digest, point.module)
     except (Exception, SystemExit) as error:  # a module may raise anything, and may end itself
         for entries, name in plugin.names[before:]:
@@ -174,7 +197,7 @@ def tell_failures() -> None:
     for sentence in _failures.values():
         if sentence not in _told:
             _told.add(sentence)
-            tell(sentence)
+            _tell(sentence)
 
 
 # ------------------------------------------------------------------------------------------- what a run used

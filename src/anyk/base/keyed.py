@@ -47,52 +47,52 @@ def _block(seed: int, purpose: str, ids: tuple[int | str, ...], block: int) -> F
     return draws
 
 
-def uniform(seed: int, purpose: str, *ids: int | str, number: int) -> float:
+def keyed_uniform(seed: int, purpose: str, *ids: int | str, number: int) -> float:
     """Return the ``number``-th uniform draw in [0, 1) under the key ``(seed, purpose, *ids)``.
 
-    >>> uniform(1, "delay", 3, number=0) == uniform(1, "delay", 3, number=0)
+    >>> keyed_uniform(1, "delay", 3, number=0) == keyed_uniform(1, "delay", 3, number=0)
     True
-    >>> uniform(1, "delay", 3, number=0) == uniform(1, "delay", 4, number=0)
+    >>> keyed_uniform(1, "delay", 3, number=0) == keyed_uniform(1, "delay", 4, number=0)
     False
     """
     block, offset = divmod(number, _BLOCK)
     return float(_block(seed, purpose, ids, block)[offset])
 
 
-def uniforms(seed: int, purpose: str, *ids: int | str, start: int, count: int) -> Floats:
+def keyed_uniforms(seed: int, purpose: str, *ids: int | str, start: int, count: int) -> Floats:
     """Return draws ``start`` to ``start + count - 1`` of :func:`uniform` under a key, shape ``(count,)``."""
     first, last = start // _BLOCK, (start + max(count, 1) - 1) // _BLOCK
     blocks = np.concatenate([_block(seed, purpose, ids, b) for b in range(first, last + 1)])
     return blocks[start - first * _BLOCK :][:count]
 
 
-def generator(seed: int, purpose: str, *ids: int | str) -> np.random.Generator:
+def keyed_generator(seed: int, purpose: str, *ids: int | str) -> np.random.Generator:
     """Return a new NumPy generator for arrays of draws; equal keys give generators in the same state."""
     return np.random.Generator(np.random.Philox(key=_key(seed, purpose, ids)))
 
 
-def integer(seed: int, purpose: str, *ids: int | str) -> int:
+def keyed_integer(seed: int, purpose: str, *ids: int | str) -> int:
     """Return an integer from 0 to 2**63 - 1 that depends on a key alone, as a seed for other generators than NumPy's.
 
-    >>> integer(1, "item", 3) == integer(1, "item", 3) != integer(1, "item", 4)
+    >>> keyed_integer(1, "item", 3) == keyed_integer(1, "item", 3) != keyed_integer(1, "item", 4)
     True
     """
     return _key(seed, purpose, ids) >> 65
 
 
-def digest(array: Array, first: int = 0) -> int:
+def array_digest(array: Array, first: int = 0) -> int:
     """Return a digest of 63 bits of an array's bits and their order.
 
     The digests of consecutive parts of :data:`PART` numbers, each with ``first``, the index of its first number, add up
     to the digest of the whole array modulo 2^63. For long parts only the sums of rows and columns of words are hashed,
     which is ten times as fast as hashing everything.
 
-    >>> digest(np.array([1.0, 2.0])) == digest(np.array([1.0, -2.0]))
+    >>> array_digest(np.array([1.0, 2.0])) == array_digest(np.array([1.0, -2.0]))
     False
     """
     if array.size > PART:
         starts = range(0, array.size, PART)
-        return sum(digest(array[start : start + PART], first + start) for start in starts) & POSITIVE
+        return sum(array_digest(array[start : start + PART], first + start) for start in starts) & POSITIVE
     if array.nbytes <= _LONG:
         hasher = blake2b(array.data, digest_size=8)
     else:

@@ -76,10 +76,10 @@ class Spec(str):
         return self._of(text, self.name, {**self.keys, **added})
 
 
-def parse(spec: str) -> tuple[str, dict[str, str]]:
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
     """Return the name and the keys of a spec; see :class:`Spec`.
 
-    >>> parse("trace:lambda.npz,by=round")
+    >>> parse_spec("trace:lambda.npz,by=round")
     ('trace', {'': 'lambda.npz', 'by': 'round'})
     """
     spec = Spec(spec)
@@ -120,7 +120,7 @@ def take_key(spec: str, key: str) -> tuple[str, str | None]:
     >>> take_key("adam:beta1=0.8,lr=0.1", "lr")
     ('adam:beta1=0.8', '0.1')
     """
-    value = parse(spec)[1].get(key)
+    value = parse_spec(spec)[1].get(key)
     if value is None:
         return spec, None
     name, _, keys = spec.strip().partition(":")
@@ -162,7 +162,7 @@ def with_files(spec: str, change: Callable[[str], str], *registries: Registry[An
     if changed == values:
         return spec
     named = {key or first: value for key, value in changed.items()}
-    result = show(name, {key: value if key == "wait" else bracketed(value) for key, value in named.items()})
+    result = show_spec(name, {key: value if key == "wait" else bracketed(value) for key, value in named.items()})
     with contextlib.suppress(BadInput):
         if (renamed := Spec(result)).keys == named:
             return renamed
@@ -335,12 +335,14 @@ class Registry(Generic[T]):
     """Names of one kind (``kind`` in the singular) with the functions that build them from specs.
 
     ``entries``: those registered so far. Looking up a name that is not among them, and going through all names, first
-    loads the plug-ins of installed distributions (:mod:`anyk.base.installed`).
+    loads the plug-ins of installed distributions (:mod:`anyk.base.installed`). ``beside``: another registry whose names
+    the same specs may have, so that none is in both.
     """
 
     kind: str
     supplied: tuple[str, ...] = ()
     entries: dict[str, Entry[T]] = field(default_factory=dict)
+    beside: Registry[Any] | None = field(default=None, repr=False)
 
     def register(
         self, name: str, *, grid: Callable[[int], Iterable[str]] | None = None
@@ -351,8 +353,13 @@ class Registry(Generic[T]):
         """
 
         def add(build: Builder) -> Builder:
+            if self.beside is not None and name in self.beside.entries:
+                raise BadInput(
+                    f"the {self.kind} '{name}' cannot be registered: there is a {self.beside.kind} of this name, and a "
+                    "spec could mean either; give it another name"
+                )
             origin = installed.registering(self.kind, name, self.entries)
-            self.entries[name] = Entry(name, build, self.supplied, grid, origin)
+            self.entries[name] = Entry(name=name, build=build, supplied=self.supplied, grid=grid, origin=origin)
             return build
 
         return add
@@ -377,7 +384,7 @@ class Registry(Generic[T]):
 
     def build(self, spec: str, **supplied: Any) -> T:
         """Build the object of a spec; ``supplied``: the parameters that the caller adds."""
-        name, values = parse(spec)
+        name, values = parse_spec(spec)
         return self.build_parsed(spec, name, values, **supplied)
 
     def build_parsed(self, spec: str, name: str, values: Mapping[str, str], **supplied: Any) -> T:
@@ -411,10 +418,10 @@ def _enclosed(key: str, value: str) -> str:
     return f"({value})" if len(split_outside(value, ",")) > 1 and key != "wait" else value
 
 
-def show(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> str:
+def show_spec(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> str:
     """Return the spec that :meth:`Registry.build` reads back; values equal to their default are omitted.
 
-    >>> show("frc", {"load": 3, "wait": 11})
+    >>> show_spec("frc", {"load": 3, "wait": 11})
     'frc:load=3,wait=11'
     """
     defaults = defaults or {}
@@ -444,7 +451,7 @@ def build_or_suggest(build: Callable[..., T], spec: str, workers: int) -> T:
 
 def _nearest(build: Callable[..., object], spec: str, workers: int) -> list[str]:
     """Return the nearest specs that exist for this number of workers, then the nearest numbers of workers."""
-    name, values = parse(spec)
+    name, values = parse_spec(spec)
     values = {key: value if key == "wait" else str(bracketed(value)) for key, value in values.items()}
     most = 2 * max(workers, 8)
 
@@ -461,7 +468,7 @@ def _nearest(build: Callable[..., object], spec: str, workers: int) -> list[str]
         return [candidate for way in (below, above) for candidate in islice(filter(exists, way), 1)]
 
     def with_value(key: str, value: int) -> tuple[str, int]:
-        return show(name, {**values, key: value}), workers
+        return show_spec(name, {**values, key: value}), workers
 
     near = []
     for key, value in values.items():

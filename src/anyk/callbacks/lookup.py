@@ -10,7 +10,7 @@ from typing import Any
 
 from anyk.base.errors import BadInput, explaining
 from anyk.base.named import admit_place, function_named
-from anyk.base.specs import Registry, absolute, parse, show, with_files
+from anyk.base.specs import Registry, absolute, parse_spec, show_spec, with_files
 from anyk.runs.callbacks import HOOKS, Callbacks, check_callbacks
 
 registry: Registry[Any] = Registry("callback")
@@ -46,14 +46,14 @@ def _build_named(spec: str) -> tuple[Any, str]:
     if function.isidentifier() and (module or source.endswith(".py")) and source not in registry:
         build, complete = function_named(spec, "callback")
         return _build_custom(build, spec), complete
-    name, keys = parse(spec)
+    name, keys = parse_spec(spec)
     entry = registry.entry(name, also=("FILE.py:FUNCTION",))
     complete = with_files(spec, absolute, registry)
     first, marks = next(iter(entry.parameters()), ""), entry.marks()
-    values = {key or first: value for key, value in parse(complete)[1].items()}
+    values = {key or first: value for key, value in parse_spec(complete)[1].items()}
     if marks.keys() & values.keys():
         admit_place(complete, "callback")
-    return registry.build(spec), show(name, values) if keys else name
+    return registry.build(spec), show_spec(name, values) if keys else name
 
 
 def _build_custom(build: Callable[[], Any], name: str) -> object:

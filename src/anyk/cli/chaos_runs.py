@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from anyk.base.errors import RunFailed
-from anyk.base.plain import values_of
+from anyk.base import RunFailed, values_of
 from anyk.cli.fields import is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import ProblemOptions, json_option, read_workers

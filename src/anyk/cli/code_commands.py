@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from anyk.base.plain import ByName, values_of
+from anyk.base import ByName, values_of
 from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, picture_option, plugin_option, workers_option

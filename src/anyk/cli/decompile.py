@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.base.errors import BadInput, needing
-from anyk.base.named import function_named
+from anyk.base import BadInput, function_named, needing
 from anyk.cli.group import main
 from anyk.cli.options import json_option, writable
 from anyk.cli.output import json_to_output, write_json

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anyk.base.errors import BadInput
-from anyk.base.plain import values_of
+from anyk.base import BadInput, values_of
 from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import click
 
-from anyk.base import installed
-from anyk.base.errors import RAISED, BadInput, RunFailed, describe_error
+from anyk.base import (
+    COMMANDS,
+    RAISED,
+    BadInput,
+    RunFailed,
+    describe_error,
+    entry_points,
+    load_entry_point,
+    tell_of_plugins,
+)
 from anyk.cli.output import drop_output, plain_where_needed, warn
 
 if TYPE_CHECKING:
@@ -72,7 +80,7 @@ Listing.group_class = Listing
 def _installed_commands() -> dict[str, list[tuple[EntryPoint, str]]]:
     """Return the commands of installed distributions by name, each with the distributions that have it."""
     by_name: dict[str, list[tuple[EntryPoint, str]]] = {}
-    for point, name, version in installed.entry_points(installed.COMMANDS):
+    for point, name, version in entry_points(COMMANDS):
         by_name.setdefault(point.name, []).append((point, f"{name} {version}"))
     return by_name
 
@@ -81,10 +89,10 @@ def _loaded_command(name: str, points: Sequence[tuple[EntryPoint, str]]) -> clic
     """Import a command of an installed distribution; raise BadInput if it is broken, or if two have its name."""
     point, origin = points[0]
     if len(points) > 1:
-        others = " and ".join(f"'{each}'" for _, each in points)
+        others = " and ".join(f"'{distribution}'" for _, distribution in points)
         raise BadInput(f"the command '{name}' is in the distributions {others}; uninstall all but one")
     try:
-        command = installed.imported(point)
+        command = load_entry_point(point)
     except (Exception, SystemExit) as error:
         raise BadInput(
             f"the command '{name}' of the distribution '{origin}' cannot be loaded: {describe_error(error)}"
@@ -156,7 +164,7 @@ class _Group(Listing):
 
     def invoke(self, ctx: click.Context) -> object:
         plain_where_needed()
-        installed.tell = warn
+        tell_of_plugins(warn)
         try:
             return super().invoke(ctx)
         except click.UsageError as error:

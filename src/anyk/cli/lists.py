@@ -7,8 +7,7 @@ from importlib import import_module
 
 import click
 
-from anyk.base.errors import BadInput, suggest
-from anyk.base.plain import ByName, values_of
+from anyk.base import BadInput, ByName, suggest, values_of
 from anyk.cli.code_commands import survey_codes
 from anyk.cli.group import main
 from anyk.cli.kinds import KINDS
@@ -118,7 +117,7 @@ def check(spec: str, workers: int, schedules: int, seed: int, steps: int, outage
     deadlock, nothing may count twice, the ledger must balance, and the decisions of the copies must agree. The first
     failing schedule is shortened, and printed with the command that repeats it.
     """
-    from anyk.base.errors import RunFailed
+    from anyk.base import RunFailed
     from anyk.strategies import strategy
     from anyk.testing import check_strategy
 
@@ -187,7 +186,7 @@ def graphs() -> None:
 @plugin_option
 def show_graph(spec: str, workers: int, delays: str, communication: str, picture: str | None) -> None:
     """Show a graph: its neighbours, its mixing matrix, zeta, and the time of a round with local and global barriers."""
-    from anyk.base.specs import bracketed
+    from anyk.base import bracketed
     from anyk.delays import communication as lines
     from anyk.delays import parse
     from anyk.fleet import simulated_pace

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.base.checks import check
-from anyk.base.errors import BadInput, as_bad_input, explaining, suggest
-from anyk.base.named import names_in_folder, plugged_in
-from anyk.base.plain import ByName, values_of
-from anyk.base.specs import Spec
+from anyk.base import (
+    BadInput,
+    ByName,
+    Spec,
+    as_bad_input,
+    check_value,
+    explaining,
+    names_in_folder,
+    plugged_in,
+    suggest,
+    values_of,
+)
 from anyk.cli.fields import LIMITS, Command, as_field, is_given, option, option_name, options_class
 from anyk.cli.output import (
     JSON_FILE,
@@ -55,7 +62,7 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
             hint = suggest(key, options, f"keys: {', '.join(sorted(options))}")
             raise BadInput(f"the config file '{file}' has an unknown key '{name}'; {hint}")
         parameter = options[key]
-        defaults[str(parameter.name)] = check(value, _type_of(parameter), f"{name} in the config file '{file}'")
+        defaults[str(parameter.name)] = check_value(value, _type_of(parameter), f"{name} in the config file '{file}'")
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return file
 
@@ -423,13 +430,13 @@ class ResumeOptions(RunOptions):
 
 def _variant(problem: object, number: int) -> Any:
     """Return a problem with the same data and another random start; the same problem if its start is not random."""
-    from anyk.base.specs import parse, show
+    from anyk.base import parse_spec, show_spec
     from anyk.problems import TwoLayerNetwork
 
     if not isinstance(problem, TwoLayerNetwork):
         return problem
     recipe = problem.recipe() or {}
-    name, values = parse(str(recipe["model"]))
+    name, values = parse_spec(str(recipe["model"]))
     seed = problem.seed + number
     return TwoLayerNetwork(
         problem.X,
@@ -440,7 +447,7 @@ def _variant(problem: object, number: int) -> Any:
         X_test=problem.X_test,
         y_test=problem.y_test,
         split=problem.uneven,
-        recipe=recipe | {"model": show(name, values | {"seed": seed})},
+        recipe=recipe | {"model": show_spec(name, values | {"seed": seed})},
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.base.errors import BadInput, as_bad_input
+from anyk.base import BadInput, as_bad_input
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from anyk.base.plain import values_of
+from anyk.base import values_of
 from anyk.cli.fields import FLEET, as_field, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
@@ -93,10 +93,10 @@ def race(options: RaceOptions) -> None:
     if options.settings:
         show_settings(options)
         return
-    from anyk.base.checks import AtLeastOne, check
+    from anyk.base import AtLeastOne, check_value
     from anyk.runs import race as run_race
 
-    check(options.seeds, AtLeastOne, "seeds")
+    check_value(options.seeds, AtLeastOne, "seeds")
     folder = new_folder(options, "race")
     check_picture(options.picture, folder=folder)
     check_page(options.page, folder=folder)
@@ -154,7 +154,7 @@ def tell_race(
     table: str | None = None,
 ) -> None:
     """Print a race's table and remarks, and make picture and page, or print how to install a missing package."""
-    from anyk.base.errors import MissingPackage
+    from anyk.base import MissingPackage
     from anyk.views import MEAN_NOTE, NothingToDraw, mean_table, plot, race_notes, race_table, report, save_race_table
 
     if not result.runs:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from anyk.base.errors import BadInput, explaining
+from anyk.base import BadInput, explaining
 from anyk.cli.group import main
 from anyk.cli.options import json_option, max_gb_option, plugin_option, writable
 from anyk.cli.output import check_file, say, warn, write_json
@@ -120,7 +120,7 @@ def export(run: str, kind: str, out: str | None) -> None:
     anyk export runs/train-1                      train-1.perfetto.json.gz
     anyk export runs/train-1 --to csv -o tables   tables/chunks.csv, …
     """
-    from anyk.base.specs import parse
+    from anyk.base import parse_spec
     from anyk.runs import Run
     from anyk.views import exporters
 
@@ -129,7 +129,7 @@ def export(run: str, kind: str, out: str | None) -> None:
         path = out or f"{Path(run).resolve().name}{exporter.ending}"
         if not exporter.folder:
             check_file(path, "export")
-        built_in = exporters.entry(parse(kind)[0]).own
+        built_in = exporters.entry(parse_spec(kind)[0]).own
         with contextlib.nullcontext() if built_in else explaining(f"the exporter '{kind}' failed"):
             line = exporter.save(opened, Path(path))
     say(line)

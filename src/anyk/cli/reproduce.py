@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anyk.base.errors import BadInput, needing
-from anyk.base.plain import ByName, values_of
+from anyk.base import BadInput, ByName, needing, values_of
 from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, quiet_option

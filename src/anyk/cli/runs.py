@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.base.errors import BadInput
-from anyk.base.plain import ByName, values_of
-from anyk.base.specs import Spec
+from anyk.base import BadInput, ByName, Spec, values_of
 from anyk.cli.fields import FLEET, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from anyk.base.plain import values_of
+from anyk.base import values_of
 from anyk.cli.fields import FLEET, option_name
 from anyk.cli.options import TrainingOptions
 from anyk.cli.output import free_folder

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from anyk.base.checks import NonnegativeNumber, check
+from anyk.base import NonnegativeNumber, check_value
 from anyk.cli.group import main
 from anyk.cli.options import json_option, max_gb_option, picture_option, plugin_option, unit_option, writable
 from anyk.cli.output import json_to_output, write_json
@@ -30,7 +30,7 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
     from anyk.delays import Trace
     from anyk.views import draw_trace, trace_facts, trace_text
 
-    check(mu, NonnegativeNumber, "mu")
+    check_value(mu, NonnegativeNumber, "mu")
     table = Trace(file, unit=unit, max_gb=max_gb)
     facts = trace_facts(table.times, mu, table.censored)
     if not json_to_output():

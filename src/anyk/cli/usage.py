@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import click
 
-from anyk.base.errors import suggest
+from anyk.base import suggest
 from anyk.cli.kinds import KINDS
 
 _BELONGS = {("resume", "--lr"), ("resume", "--optimizer"), ("resume", "--strategy"), ("resume", "--cluster")}

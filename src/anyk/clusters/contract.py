@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
-from anyk.base import html
 from anyk.base.arrays import Vector
 from anyk.base.errors import BadInput
-from anyk.base.specs import show
+from anyk.base.html import html_table
+from anyk.base.specs import show_spec
 from anyk.clusters.injection import ClusterOptions, Injection
 from anyk.clusters.local import Local
 from anyk.clusters.store import VectorStore
@@ -55,12 +55,12 @@ class Cluster(ABC):
     def _repr_html_(self) -> str:
         """Return the settings as a table, for notebooks."""
         head = ["cluster", "workers", "delays", "communication", "seed"]
-        return html.table(head, [[self.spec, self.workers, self.delays.spec, self.communication.spec, self.seed]])
+        return html_table(head, [[self.spec, self.workers, self.delays.spec, self.communication.spec, self.seed]])
 
     @property
     def spec(self) -> str:
         """The cluster's spec, without workers, delays, communication, seed and outages."""
-        return show(self.name, {"byzantine": self.byzantine}, {"byzantine": ()})
+        return show_spec(self.name, {"byzantine": self.byzantine}, {"byzantine": ()})
 
     # ------------------------------------------------------------------------------------------- life
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import NO_GRADIENT, Floats, Vector
 from anyk.base.errors import BadInput, describe_error
+from anyk.base.keyed import array_digest, keyed_generator, keyed_integer
 from anyk.clusters.read_only import ADVICE, ReadOnlyData
 from anyk.problems.base import Index, Partitions, partition_abilities, some_rows
 from anyk.problems.batches import Batches
@@ -58,7 +58,7 @@ def inspect_message(message: Vector) -> tuple[str | None, int]:
         with np.errstate(over="ignore", invalid="ignore"):
             folded = _weights(rows, message.dtype.char) @ message[: rows * _COLUMNS].reshape(rows, _COLUMNS)
         sums = np.concatenate([folded, message[message.size - remainder :]])
-    bits = keyed.digest(sums)
+    bits = array_digest(sums)
     if np.isfinite(sums).all() or np.isfinite(message).all():
         return None, bits
     return f"not finite ({'NaN' if np.isnan(message).any() else 'Inf'})", bits
@@ -66,7 +66,7 @@ def inspect_message(message: Vector) -> tuple[str | None, int]:
 
 @lru_cache(maxsize=8)
 def _weights(count: int, dtype: str) -> Vector:
-    return keyed.generator(0, "weights of a digest", count).uniform(1.0, 2.0, count).astype(dtype)
+    return keyed_generator(0, "weights of a digest", count).uniform(1.0, 2.0, count).astype(dtype)
 
 
 @lru_cache(maxsize=8)  # sampling takes time in proportion to the rows
@@ -243,7 +243,7 @@ class Messages:
         """
         if not self.tolerance or (version & (version - 1) and version % 64):
             return -1
-        return keyed.integer(self._seed, "compared", version) % len(self.partitions.sizes)
+        return keyed_integer(self._seed, "compared", version) % len(self.partitions.sizes)
 
     def rows(self, partition: int, chunk: Chunk, version: int) -> Index | None:
         """Return the rows of a partition's mini-batch, sampled without replacement and sorted; None: all rows.
@@ -262,12 +262,12 @@ class Messages:
             epoch, step = divmod(version, steps := self._steps_of_epoch(chunk))
             newest, order = self._orders.get(partition, (-1, np.empty(0, np.intp)))
             if newest != epoch:
-                order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size).astype(np.intp)
+                order = keyed_generator(self._seed, "epoch", epoch, partition).permutation(size).astype(np.intp)
                 self._orders[partition] = epoch, order
             least, last = self._least, step + 1 == steps
             first, end = (least * (i * (size // least) // steps) for i in (step, step + 1))
             return np.sort(order[first : size if last else end])
-        random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
+        random = keyed_generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         drawing = self.partitions.of(chunk.slot) if isinstance(self.partitions, ManyPartitions) else self.partitions
         if (drawn := partition_abilities(drawing).draw_rows(partition, chunk.batch, random)) is not None:
             return drawn
@@ -304,7 +304,7 @@ class Messages:
         if chunk is not None and isinstance(partitions, ManyPartitions):
             partitions = partitions.of(chunk.slot)
         if isinstance(partitions, Batches):
-            partitions.key = keyed.integer(self._seed, "draws", version, 0 if chunk is None else chunk.repeat)
+            partitions.key = keyed_integer(self._seed, "draws", version, 0 if chunk is None else chunk.repeat)
         try:
             # inspect_message() detects numbers that are not finite
             with np.errstate(over="ignore", invalid="ignore"), self._data:
@@ -394,7 +394,7 @@ class Messages:
         """Return a message's product with the direction of a key: a normal sample with mean 1 per coordinate."""
         direction = self._directions.get(key)
         if direction is None:
-            random = keyed.generator(key, "projection", self.partitions.dimension)
+            random = keyed_generator(key, "projection", self.partitions.dimension)
             direction = self._directions[key] = 1.0 + random.standard_normal(self.partitions.dimension)
         support = self.support(ids)
         restricted = direction[: message.size] if support is None else direction[support]

@@ -18,6 +18,7 @@ import numpy as np
 from anyk.base import keyed
 from anyk.base.arrays import Floats, Vector, Vectors
 from anyk.base.errors import RunFailed
+from anyk.base.keyed import array_digest
 from anyk.clusters.vector_parts import sum_over_parts
 from anyk.optimizers import Optimizer
 
@@ -187,7 +188,7 @@ class PartOfStep:
 
     def _coordinates(self, part: slice) -> slice:
         """Return the coordinates of a part in the whole vector."""
-        return slice(self._offset + part.start, self._offset + part.stop)
+        return slice(self._offset + part.start, self._offset + part.stop) if self._offset else part
 
     def _digest(self, out: Vector, part: slice) -> int:
         """Return the digest of a part of the next version."""
@@ -195,4 +196,4 @@ class PartOfStep:
         if not np.isfinite(numbers).all():
             version = self._plan.version
             raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
-        return keyed.digest(numbers, self._offset + part.start)
+        return array_digest(numbers, self._offset + part.start)

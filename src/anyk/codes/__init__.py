@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Annotated
 
-from anyk.base.checks import check
+from anyk.base.checks import check_value
 from anyk.base.errors import BadInput
 from anyk.base.specs import Registry, build_or_suggest
 from anyk.codes.base import EXACT, Code, MatrixCode, Policy, check_workers, incidence
@@ -140,7 +140,7 @@ def _kronecker(
 ) -> Code:
     """Product of two codes, each in brackets: left=(frc:load=2) for split workers, right=(bibd) for n / split."""
     check_workers(workers)
-    splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [check(split, int, "split")]
+    splits = [a for a in range(2, workers) if workers % a == 0] if split is None else [check_value(split, int, "split")]
     if not splits or not 1 <= splits[0] <= workers or workers % splits[0]:
         reason = "no two numbers above 1 multiply to that" if split is None else f"split={split} does not divide them"
         raise BadInput(f"kronecker does not exist for {workers} workers: {reason}")
@@ -166,7 +166,7 @@ def code(spec: str | Code, *, workers: int) -> Code:
     2
     """
     if not isinstance(spec, Code):
-        return build_or_suggest(registry.build, spec, check(workers, int, "workers"))
+        return build_or_suggest(registry.build, spec, check_value(workers, int, "workers"))
     if spec.workers != workers:
         raise BadInput(f"the code '{spec.spec}' is for {spec.workers} workers, not for {workers}")
     return spec
@@ -195,8 +195,8 @@ __all__ = [
     "FractionalRepetition",
     "HeterogeneousCode",
     "KroneckerCode",
-    "LeastSquaresMethod",
     "LeastSquaresDecoder",
+    "LeastSquaresMethod",
     "MatrixCode",
     "Method",
     "NestedCode",

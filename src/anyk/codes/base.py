@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.base import html
 from anyk.base.arrays import Floats, Indices
 from anyk.base.checks import check_range, check_workers, value_class, whole
 from anyk.base.errors import BadInput
-from anyk.base.specs import show
+from anyk.base.html import html_matrix, html_table
+from anyk.base.specs import show_spec
 from anyk.codes.decoders import (
     EXACT,
     METHODS,
@@ -99,7 +99,7 @@ class _CodeRows(ReadOnlyArrays, metaclass=CodeType):
         """Return facts for notebooks, and the matrix if it is small."""
         tolerates = "no fixed number" if self.approximate else self.tolerates
         facts = [(self.spec, self.workers, self.partitions, self.load, tolerates)]
-        return html.table(["code", "workers", "partitions", "load", "tolerates"], facts) + html.matrix(
+        return html_table(["code", "workers", "partitions", "load", "tolerates"], facts) + html_matrix(
             [row if self.blocks == 1 else (row[0], (1.0,) * len(row[0])) for row in self.rows], self.partitions
         )
 
@@ -376,7 +376,7 @@ class RegisteredCode(Code):
     def spec(self) -> str:
         settings = [field for field in fields(self) if field.name != "workers"]
         defaults = {field.name: field.default for field in settings if field.name in self.optional}
-        return show(self.name, {field.name: self.__dict__[field.name] for field in settings}, defaults)
+        return show_spec(self.name, {field.name: self.__dict__[field.name] for field in settings}, defaults)
 
     @property
     def partitions(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.checks import PositiveShare, check_range, value_class
 from anyk.base.errors import BadInput
-from anyk.base.specs import show
+from anyk.base.keyed import keyed_generator
+from anyk.base.specs import show_spec
 from anyk.codes.base import MatrixCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 
@@ -64,7 +64,7 @@ class BernoulliCode(_RandomCode):
 
     def _matrix(self) -> SparseMatrix:
         n, most = self.workers, self._most
-        random = keyed.generator(self.seed, "bgc", n, self.expected_load)
+        random = keyed_generator(self.seed, "bgc", n, self.expected_load)
         assignment = _sample_rows(random, n, n, self.expected_load / n)
         if most is not None:
             assignment = [
@@ -166,19 +166,19 @@ class StochasticBlockCode(_RandomCode):
     @property
     def spec(self) -> str:
         values = {"block": self.block, "inside": self.inside, "outside": self.outside, "seed": self.seed}
-        return show("sbc", values, {"seed": 0})
+        return show_spec("sbc", values, {"seed": 0})
 
     @fixed_property
     def communities(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
         """Workers and partitions of each community, relabelled at random."""
         n, block = self.workers, self.block
-        random = keyed.generator(self.seed, "sbc-labels", n, block)
+        random = keyed_generator(self.seed, "sbc-labels", n, block)
         workers, partitions = random.permutation(n).tolist(), random.permutation(n).tolist()
         return tuple((tuple(workers[a : a + block]), tuple(partitions[a : a + block])) for a in range(0, n, block))
 
     def _matrix(self) -> SparseMatrix:
         n = self.workers
-        random = keyed.generator(self.seed, "sbc", n, self.block)
+        random = keyed_generator(self.seed, "sbc", n, self.block)
         assignment: list[list[int]] = [[] for _ in range(n)]
         for workers, community_partitions in self.communities:
             others = np.setdiff1d(np.arange(n), community_partitions).tolist()

@@ -6,11 +6,11 @@ from operator import itemgetter
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Floats, Indices
 from anyk.base.checks import AtLeastOne, value_class
 from anyk.base.errors import BadInput
-from anyk.base.specs import show
+from anyk.base.keyed import keyed_generator
+from anyk.base.specs import show_spec
 from anyk.codes.base import Code, MatrixCode, RegisteredCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.decoders import LeastSquaresMethod
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
@@ -26,7 +26,7 @@ def second_singular(matrix: SparseMatrix) -> float:
         return float(values[1]) if len(values) > 1 else 0.0
     from scipy.sparse.linalg import svds
 
-    start = keyed.generator(0, "singular", *matrix.shape).standard_normal(min(matrix.shape))
+    start = keyed_generator(0, "singular", *matrix.shape).standard_normal(min(matrix.shape))
     return float(np.sort(svds(matrix, k=2, v0=start, return_singular_vectors=False, tol=1e-6))[0])
 
 
@@ -148,11 +148,11 @@ class RandomBiregularCode(BiregularCode):
     @property
     def spec(self) -> str:
         values = {"load": self.load, "partitions": self.partitions, "seed": self.seed}
-        return show("biregular", values, {"partitions": self.workers, "seed": 0})
+        return show_spec("biregular", values, {"partitions": self.workers, "seed": 0})
 
     def _matrix(self) -> SparseMatrix:
         n, m, w = self.workers, self.partitions, self.load
-        random = keyed.generator(self.seed, "biregular", n, m, w)
+        random = keyed_generator(self.seed, "biregular", n, m, w)
         if 2 * w <= m:
             return incidence(_biregular(n, m, w, random).tolist(), m)
         if w == m:

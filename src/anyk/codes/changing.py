@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.checks import MOST_WORKERS, check_range
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.codes.base import Code, MatrixCode, incidence
 from anyk.codes.bernoulli import BernoulliCode
 from anyk.codes.made import SparseMatrix
@@ -88,7 +88,7 @@ class PartialBernoulli(MatrixCode):
         return len(self.present)
 
     def _matrix(self) -> SparseMatrix:
-        numbers = keyed.generator(self.base.seed, "elastic bgc", self.pieces).random((self.workers, self.pieces))
+        numbers = keyed_generator(self.base.seed, "elastic bgc", self.pieces).random((self.workers, self.pieces))
         absent = np.setdiff1d(np.arange(self.workers), self.present)
         numbers[absent] = np.inf
         assigned = numbers < self.base.expected_load / len(self.present)

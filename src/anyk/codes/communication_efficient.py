@@ -7,10 +7,10 @@ from operator import itemgetter
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Floats, Indices
 from anyk.base.checks import check_range, value_class
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.codes.base import Decoding, Method, Row, WindowCode
 from anyk.codes.decoders import Exact, Own
 from anyk.codes.made import fixed_property
@@ -64,7 +64,7 @@ class CommunicationEfficient(WindowCode):
         """Yield samples with the amplification of rounding on probes."""
         n, s, d, b = self.workers, self.tolerates, self.load, self.blocks
         for number in range(6 if n <= 100 else 2):
-            random = keyed.generator(self.seed, "comm-efficient", n, s, b, number)
+            random = keyed_generator(self.seed, "comm-efficient", n, s, b, number)
             full = np.linalg.qr(random.standard_normal((n, n)))[0]
             V, N = full[:, : n - s], full[:, n - s :]
             coefficients = np.zeros((n, d, b))

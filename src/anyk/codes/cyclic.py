@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Floats, Indices
 from anyk.base.checks import value_class
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.codes.base import EXACT, Row, WindowCode
 from anyk.codes.made import ReadOnlyArrays, fixed_property, frozen
 
@@ -76,7 +76,7 @@ def _best_sample(n: int, s: int, seed: int) -> _Sample:
 def _samples(n: int, s: int, seed: int) -> Iterator[tuple[float, _Sample]]:
     """Yield samples with their largest gain on trial sets of stragglers."""
     for number in range(20 if n <= 64 else 6 if n <= 300 else 2):
-        random = keyed.generator(seed, "cyclic", n, s, number)
+        random = keyed_generator(seed, "cyclic", n, s, number)
         sample, worst = _sample(n, s, random), 0.0
         for trial in range(20):
             # half the sets are random, half are neighbours: machines of one rack tend to be late together

@@ -10,7 +10,7 @@ import numpy as np
 from anyk.base.arrays import Floats, Indices
 from anyk.base.checks import AtLeastOne, AtLeastZero, check_range, value_class
 from anyk.base.errors import BadInput
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.codes.base import Decoder, MatrixCode, Policy, check_workers, usual_load
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
@@ -77,7 +77,7 @@ class HeterogeneousCode(MatrixCode):
     def spec(self) -> str:
         load = self.budgets if len(set(self.budgets)) > 1 else self.budgets[0]
         values = {"probability": self.probability, "load": load, "partitions": self.partitions}
-        return show("hetero", values | {"relearn": self.relearn}, {"partitions": self.workers, "relearn": 20})
+        return show_spec("hetero", values | {"relearn": self.relearn}, {"partitions": self.workers, "relearn": 20})
 
     @property
     def probabilities(self) -> tuple[float, ...]:

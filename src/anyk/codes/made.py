@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from anyk.base.checks import AtLeastOne, check, check_range
+from anyk.base.checks import AtLeastOne, check_range, check_value
 from anyk.base.errors import BadInput, as_bad_input
 from anyk.base.plain import ByName
 
@@ -95,8 +95,8 @@ def check_code(code: Code) -> None:
     """Raise :class:`~anyk.BadInput` for invalid numbers, rows, matrix or orders."""
     numbers = {"workers": code.workers, "partitions": code.partitions, "messages": code.messages, "blocks": code.blocks}
     for name, value in numbers.items():
-        check(value, AtLeastOne, name)
-    check_range("tolerates", check(code.tolerates, int, "tolerates"), 0, code.replies - 1, " stragglers")
+        check_value(value, AtLeastOne, name)
+    check_range("tolerates", check_value(code.tolerates, int, "tolerates"), 0, code.replies - 1, " stragglers")
     rows = code.rows
     if not isinstance(rows, Sized):
         raise BadInput(f"rows must be a sequence, got {rows!r}")

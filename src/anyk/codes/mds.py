@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.base import keyed
 from anyk.base.arrays import Floats, Indices
 from anyk.base.checks import value_class
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.codes.base import EXACT, Code, Row, WindowCode
 from anyk.codes.made import fixed_property
 
@@ -48,7 +48,7 @@ class CyclicMDS(WindowCode):
     def __post_init__(self) -> None:
         super().__post_init__()
         n, s = self.workers, self.tolerates
-        random = keyed.generator(0, "mds-probe", n, s)
+        random = keyed_generator(0, "mds-probe", n, s)
         for _ in range(3 if s else 0):  # rounding may have spoiled the coefficients
             replies = np.sort(random.choice(n, n - s, replace=False))
             worst = self.judge(self._solve(replies)).worst

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from anyk.base.arrays import Floats, Indices
 from anyk.base.checks import value_class
 from anyk.base.errors import BadInput
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.codes.base import Code, Decoder, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
@@ -60,7 +60,9 @@ class PartialStragglers(Code):
     @property
     def spec(self) -> str:
         load = self.private + self.stragglers + 1
-        return show("partial", {"stragglers": self.stragglers, "load": load, "inner": self.inner}, {"inner": "frc"})
+        return show_spec(
+            "partial", {"stragglers": self.stragglers, "load": load, "inner": self.inner}, {"inner": "frc"}
+        )
 
     @property
     def alpha(self) -> float:

@@ -87,11 +87,11 @@ class ProgressCode(Code):
     def watch(self) -> ProgressWatch:
         """Return a new watch for one step."""
 
-    def ready_times(self, seconds: Floats, each: Floats) -> Floats | None:
+    def ready_times(self, seconds: Floats, per_partition: Floats) -> Floats | None:
         """Return when the sum is available in each round, shape (rounds,); None, the default, if unknown.
 
-        ``seconds``: time of each worker for all its partitions, ``each``: for one partition, shape (rounds, workers).
-        The partitions are finished one after another at the end.
+        ``seconds``: time of each worker for all its partitions, ``per_partition``: for one partition, both of shape
+        (rounds, workers). The partitions are finished one after another at the end.
         """
         return None
 
@@ -170,10 +170,10 @@ class NestedCode(StragglersCode, ProgressCode):
     def watch(self) -> ProgressWatch:
         return _LevelWatch(self)
 
-    def ready_times(self, seconds: Floats, each: Floats) -> Floats:
+    def ready_times(self, seconds: Floats, per_partition: Floats) -> Floats:
         """Return when the first of the levels is ready in each round, shape (rounds,)."""
         load = self.tolerates + 1
-        times = [level.finish_times(seconds - (load - level.load) * each) for level in self.levels]
+        times = [level.finish_times(seconds - (load - level.load) * per_partition) for level in self.levels]
         return np.asarray(np.min(times, axis=0))
 
 
@@ -285,11 +285,11 @@ class ChunkOrderCode(RegisteredCode, ProgressCode):
     def watch(self) -> ProgressWatch:
         return _CoverWatch(self)
 
-    def ready_times(self, seconds: Floats, each: Floats) -> Floats:
+    def ready_times(self, seconds: Floats, per_partition: Floats) -> Floats:
         """Return when the last partition is finished by the first of its holders, shape (rounds,)."""
         first = np.full(seconds.shape, np.inf)
         for position, columns in enumerate(np.array(self.orders).T):  # each partition once at each position
-            first[:, columns] = np.minimum(first[:, columns], seconds - (self.load - 1 - position) * each)
+            first[:, columns] = np.minimum(first[:, columns], seconds - (self.load - 1 - position) * per_partition)
         return np.asarray(first.max(axis=1))
 
     def _solve(self, replies: Indices) -> Floats:

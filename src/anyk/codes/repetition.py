@@ -10,12 +10,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.base import keyed
 from anyk.base.arrays import Floats, Indices
 from anyk.base.checks import AtLeastOne, check_range, value_class
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.base.plain import ByName
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.codes.base import Code, Decoder, Decoding, RegisteredCode, Row, Selection, check_stragglers, check_workers
 from anyk.codes.made import LEFT_OUT, fixed_property
 
@@ -278,7 +278,7 @@ class FractionalRepetition(RepetitionCode):
     @property
     def spec(self) -> str:
         usual = {"load": None, "stragglers": None, "partitions": self.workers, "shares": ()}
-        return show("frc", self._even | {"shares": self.shares}, usual)
+        return show_spec("frc", self._even | {"shares": self.shares}, usual)
 
     def cut(self, sizes: Sequence[int]) -> FractionalRepetition:
         shares = tuple(sizes[g] for g in self.group_of)
@@ -336,7 +336,7 @@ class BatchedCoupons(RegisteredCode, RepetitionCode):
     @fixed_property
     def members(self) -> tuple[tuple[int, ...], ...]:
         b = self.groups
-        picks = keyed.generator(self.seed, "bcc", self.workers, b).integers(b, size=self.workers)
+        picks = keyed_generator(self.seed, "bcc", self.workers, b).integers(b, size=self.workers)
         counts = np.bincount(picks, minlength=b)
         for batch in np.flatnonzero(counts == 0).tolist():
             largest = int(counts.argmax())

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Floats, Indices
 from anyk.base.checks import check_range
+from anyk.base.keyed import keyed_generator
 from anyk.codes.base import Code, incidence, whole
 from anyk.codes.decoders import Decoding, LeastSquaresMethod, Method, Own, method
 
@@ -171,7 +171,7 @@ def _search(code: Code, stragglers: int, sharp: _Errors) -> Indices:
     """Return sets that no swap makes worse (if the work suffices), shape (tracks, stragglers)."""
     n, f = code.workers, stragglers
     soft, work = _Errors(code, soft=True), _WORK
-    random = keyed.generator(0, "worst-stragglers", n, f)
+    random = keyed_generator(0, "worst-stragglers", n, f)
 
     def climb(lost: Indices) -> tuple[Indices, Floats]:
         nonlocal work
@@ -214,7 +214,7 @@ def _search(code: Code, stragglers: int, sharp: _Errors) -> Indices:
 def _climb(code: Code, start: Indices, decode_without: Callable[[Indices], Decoding]) -> Found:
     """Return the worse of a greedy set and ``start``, improved by random swaps; every set is decoded."""
     n, stragglers = code.workers, len(start)
-    random = keyed.generator(0, "worst-stragglers", n, stragglers)
+    random = keyed_generator(0, "worst-stragglers", n, stragglers)
     holders = incidence(code.assignment, code.partitions)
     overlap = holders @ holders.T
     lost = start[:1]

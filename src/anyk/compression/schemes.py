@@ -20,10 +20,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from anyk.base import keyed
 from anyk.base.arrays import Array, DType, Indices, Vector
 from anyk.base.checks import PositiveShare, value_class
-from anyk.base.specs import Registry, show
+from anyk.base.keyed import keyed_generator
+from anyk.base.specs import Registry, show_spec
 
 Payload = NDArray[np.uint8]  # complete 8-byte words
 Key = tuple[int, str]  # seed and purpose of the draw
@@ -54,7 +54,7 @@ class Compressor(ABC):
     @property
     def spec(self) -> str:
         """Short form from which :func:`compressor` builds an equal value."""
-        return show(self.name, asdict(self))
+        return show_spec(self.name, asdict(self))
 
     @abstractmethod
     def size(self, length: int, itemsize: int) -> int:
@@ -91,7 +91,7 @@ class RandomK(Compressor):
         return _padded(_count(self.share, length) * itemsize)
 
     def _places(self, length: int, key: Key) -> Indices:
-        random = keyed.generator(key[0], "random-k", key[1].partition(" ")[0], length)
+        random = keyed_generator(key[0], "random-k", key[1].partition(" ")[0], length)
         return np.sort(random.choice(length, _count(self.share, length), replace=False))
 
     def pack(self, vector: Vector, key: Key) -> Payload:
@@ -125,7 +125,7 @@ class QSGD(Compressor):
         if not np.isfinite(norm):
             return _words(np.array([norm]), np.zeros(vector.size, dtype=np.int8))
         scaled = np.abs(vector, dtype=np.float64) * (self.levels / norm if norm else 0.0)
-        draws = keyed.generator(key[0], "qsgd", key[1], vector.size).random(vector.size)
+        draws = keyed_generator(key[0], "qsgd", key[1], vector.size).random(vector.size)
         steps = np.minimum(np.floor(scaled + draws), 127)
         return _words(np.array([norm]), (np.sign(vector) * steps).astype(np.int8))
 

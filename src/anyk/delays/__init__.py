@@ -3,8 +3,7 @@
 from typing import Annotated, Literal
 
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, absolute, with_files
-from anyk.base.specs import parse as split
+from anyk.base.specs import Registry, absolute, parse_spec, with_files
 from anyk.delays.base import MOST, DelayModel, DelayStream, SecondsOrZero
 from anyk.delays.bursts import Bursts
 from anyk.delays.column_meanings import Named
@@ -87,7 +86,7 @@ def parse(spec: str | DelayModel) -> DelayModel:
     """
     if isinstance(spec, DelayModel):
         return spec
-    name = split(spec)[0]
+    name = parse_spec(spec)[0]
     if name.lower().endswith((".csv", ".csv.gz", ".npz", ".parquet")) and name not in registry:
         raise BadInput(f"no delay model '{name}'; to replay the times in that file, give trace:{name}")
     return registry.build(spec)
@@ -124,7 +123,7 @@ def communication(spec: str | DelayModel | Communication) -> Communication:
         return spec
     if isinstance(spec, DelayModel):
         return Communication(spec)
-    return _links.build(spec) if split(spec)[0] in _links.entries else Communication(parse(spec))
+    return _links.build(spec) if parse_spec(spec)[0] in _links.entries else Communication(parse(spec))
 
 
 __all__ = [

@@ -16,11 +16,11 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Floats
-from anyk.base.checks import check
+from anyk.base.checks import check_value
 from anyk.base.errors import BadInput
-from anyk.base.specs import show
+from anyk.base.keyed import keyed_uniforms
+from anyk.base.specs import show_spec
 
 _FAR = 1e15  # seconds beyond which distribution functions are 1 up to rounding, and say nothing about the tail
 MOST = 1e9  # seconds; sums of longer draws are not accurate to a microsecond, or overflow
@@ -46,8 +46,8 @@ class DelayModel(ABC):
 
     def __post_init__(self) -> None:
         # a custom model need not be typed
-        check(self.by, Literal["task", "round", "item"], f"by of '{self.name}'")
-        check(self.per, Literal["task", "load"], f"per of '{self.name}'")
+        check_value(self.by, Literal["task", "round", "item"], f"by of '{self.name}'")
+        check_value(self.per, Literal["task", "load"], f"per of '{self.name}'")
 
     @property
     def spec(self) -> str:
@@ -57,7 +57,7 @@ class DelayModel(ABC):
     def _spec_with(self, **replaced: str) -> str:
         """Return the short form, with some fields shown as given."""
         defaults = {f.name: f.default for f in fields(self)}
-        return show(self.name, {name: vars(self)[name] for name in defaults} | replaced, defaults)
+        return show_spec(self.name, {name: vars(self)[name] for name in defaults} | replaced, defaults)
 
     @abstractmethod
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
@@ -71,11 +71,11 @@ class DelayModel(ABC):
         >>> model.draws(1, 0, 3, 2).tolist() == model.draws(1, 0, 0, 5)[3:].tolist()
         True
         """
-        return self.rounded(keyed.uniforms(seed, "delay", worker, start=start, count=count), worker)
+        return self.rounded(keyed_uniforms(seed, "delay", worker, start=start, count=count), worker)
 
     def item_draw(self, seed: int, worker: int, version: int, repeat: int) -> float:
         """Return the delay of a worker's ``repeat``-th task on a model version (``by="item"``), in seconds."""
-        draws = keyed.uniforms(seed, "delay-item", worker, version, start=repeat, count=1)
+        draws = keyed_uniforms(seed, "delay-item", worker, version, start=repeat, count=1)
         return float(self.rounded(draws, worker)[0])
 
     def rounded(self, uniforms: Floats, worker: int) -> Floats:

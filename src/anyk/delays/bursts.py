@@ -13,10 +13,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Array, Flags, Floats
 from anyk.base.checks import value_class
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_uniforms
 from anyk.delays.base import DelayModel
 from anyk.delays.models import Mixture
 
@@ -87,7 +87,7 @@ class Bursts(DelayModel):
 
     def _decisive(self, seed: int, worker: int, start: int, count: int) -> Array:
         """Return the state in which each round begins whatever the one before: 1 slow, 0 normal, or ``_STAY``."""
-        uniforms = keyed.uniforms(seed, "burst", worker, start=start, count=count)
+        uniforms = keyed_uniforms(seed, "burst", worker, start=start, count=count)
         begins = self.share / (1.0 - self.share) / self.length  # chance of a burst after a normal round
         states = np.full(count, _STAY)
         states[uniforms < begins] = 1
@@ -113,11 +113,11 @@ class Bursts(DelayModel):
     # ------------------------------------------------------------------------------------------- delays
 
     def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
-        uniforms = keyed.uniforms(seed, "delay", worker, start=start, count=count)
+        uniforms = keyed_uniforms(seed, "delay", worker, start=start, count=count)
         return self._delays(uniforms, self.is_slow(seed, worker, start, count), worker)
 
     def item_draw(self, seed: int, worker: int, version: int, repeat: int) -> float:
-        uniforms = keyed.uniforms(seed, "delay-item", worker, version, start=repeat, count=1)
+        uniforms = keyed_uniforms(seed, "delay-item", worker, version, start=repeat, count=1)
         return float(self._delays(uniforms, self.is_slow(seed, worker, version, 1), worker)[0])
 
     def _delays(self, uniforms: Floats, slow: Flags, worker: int) -> Floats:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from anyk.base import keyed
 from anyk.base.checks import value_class
 from anyk.base.errors import BadInput
-from anyk.base.specs import show
+from anyk.base.keyed import keyed_uniform
+from anyk.base.specs import show_spec
 from anyk.delays.base import DelayModel, DelayStream
 
 Links = Literal["parallel", "serial", "shared"]
@@ -67,7 +67,7 @@ class Communication:
         spec = self.latency.spec
         latency = {} if self.latency.silent else {"latency": f"({spec})" if ":" in spec else spec}
         values = {**latency, "bandwidth": self.bandwidth, "links": self.links}
-        return show("link", values, {"bandwidth": 0.0, "links": "parallel"})
+        return show_spec("link", values, {"bandwidth": 0.0, "links": "parallel"})
 
     def stream(self, seed: int, workers: int) -> CommunicationStream:
         """Return the communication of a fleet in one run."""
@@ -79,7 +79,7 @@ class CommunicationStream:
 
     def __init__(self, model: Communication, seed: int, workers: int) -> None:
         self._model = model
-        latency_seed = int(keyed.uniform(seed, "communication", number=0) * 2**53)
+        latency_seed = int(keyed_uniform(seed, "communication", number=0) * 2**53)
         self._latency = DelayStream(model.latency, latency_seed, workers)
         self.turns: dict[int, tuple[float, float]] = {}  # start and end of tasks' exchanges with the driver
 

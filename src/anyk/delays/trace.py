@@ -13,7 +13,7 @@ import numpy as np
 from anyk.base.arrays import Flags, Floats
 from anyk.base.checks import FiniteNumber, NonnegativeNumber, value_class
 from anyk.base.errors import BadInput
-from anyk.base.specs import File, absolute, parse
+from anyk.base.specs import File, absolute, parse_spec
 from anyk.delays.base import DelayModel
 from anyk.delays.measured_times import TimeTable
 from anyk.delays.time_tables import read_measured
@@ -108,7 +108,7 @@ class Trace(_Rows):
         _ = self._measured
         # so that a run can be resumed in another folder
         object.__setattr__(self, "file", absolute(self.file))
-        if parse(self.spec)[1]["file"] != self.file:
+        if parse_spec(self.spec)[1]["file"] != self.file:
             raise BadInput(f"a spec cannot hold the name of the trace '{shown(self.file)}'; rename it")
         if self.slope and self.load_measured is None:
             raise BadInput(

@@ -9,9 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.base.arrays import Floats
-from anyk.base.checks import typed
-from anyk.base.errors import BadInput
+from anyk.base import BadInput, Floats, typed
 from anyk.clusters import Simulated
 from anyk.delays import Communication, DelayModel, TableDelays
 from anyk.protocol import Pace, Strategy

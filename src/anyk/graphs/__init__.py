@@ -35,7 +35,7 @@ __all__ = [
     "metropolis",
     "register",
     "registry",
-    "second_eigenvalue",
     "resolve_paths",
+    "second_eigenvalue",
     "zeta",
 ]

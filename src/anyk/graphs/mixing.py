@@ -16,9 +16,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from anyk.base import keyed
 from anyk.base.checks import AtLeastOne, PositiveShare, check_range, typed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_uniforms
 from anyk.base.specs import File, Registry, absolute, with_files
 from anyk.graphs.random_regular import edges_of_regular
 from anyk.tables import read_matrix, shown
@@ -369,7 +369,7 @@ class Matcha:
 
     def at(self, k: int, seed: int) -> Matrix:
         """Return the matrix of round ``k``, shape (n, n); it is the same at all nodes."""
-        draws = keyed.uniforms(seed, "matcha", start=k * len(self.groups), count=len(self.groups))
+        draws = keyed_uniforms(seed, "matcha", start=k * len(self.groups), count=len(self.groups))
         active = [edge for group, u, p in zip(self.groups, draws, self.chances, strict=True) if u < p for edge in group]
         return np.eye(self.workers) - self.step * laplacian(active, self.workers)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.base import keyed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -40,7 +40,7 @@ def edges_of_regular(vertices: int, degree: int, *, seed: int = 0, draw: int = 0
         )
     if degree == 1 and vertices > 2:
         raise BadInput(f"a graph on {vertices} vertices with one edge at each is not connected; use degree 2 or more")
-    random = keyed.generator(seed, "regular-graph", vertices, degree, draw)
+    random = keyed_generator(seed, "regular-graph", vertices, degree, draw)
     for _ in range(_TRIES):
         if 2 * degree > vertices:  # for a dense graph the missing edges are sampled
             sparse = _paired(vertices, vertices - 1 - degree, random)
@@ -89,6 +89,6 @@ def second_eigenvalue(matrix: scipy.sparse.csr_array, *, seed: int = 0) -> float
         return float(values[-2]) if n > 1 else 0.0
     from scipy.sparse.linalg import eigsh
 
-    start = keyed.generator(seed, "eigenvalue", n).standard_normal(n)
+    start = keyed_generator(seed, "eigenvalue", n).standard_normal(n)
     values = np.sort(np.abs(eigsh(matrix, k=2, which="LM", v0=start, return_eigenvectors=False, tol=1e-6)))
     return float(values[0])

@@ -13,7 +13,7 @@ import numpy as np
 
 from anyk.base.arrays import Vector
 from anyk.base.errors import BadInput, as_bad_input, needing
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.optimizers.library_classes import MADE, refuse_made
 from anyk.optimizers.steps import Optimizer, Schedule, State
 
@@ -70,8 +70,8 @@ class OptaxOptimizer(Optimizer):
     def spec(self) -> str:
         plain = all(value is None or isinstance(value, bool | int | float | str) for value in self.arguments.values())
         if not (plain and isinstance(self.method, str)):
-            return show(self.name, {"method": f"({MADE})"})
-        return show(self.name, {"method": self.method} | self.arguments)
+            return show_spec(self.name, {"method": f"({MADE})"})
+        return show_spec(self.name, {"method": self.method} | self.arguments)
 
     @property
     def vectors(self) -> int:

@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 
 from anyk.base.arrays import Flags, Indices, Vector
-from anyk.base.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check, value_class
+from anyk.base.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_value, value_class
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, bracketed, parse, show, take_key, with_keys
+from anyk.base.specs import Registry, bracketed, parse_spec, show_spec, take_key, with_keys
 
 State = dict[str, Vector]
 Stepper = Callable[[slice, Vector], None]
@@ -55,7 +55,7 @@ class _Rate:
     @property
     def spec(self) -> str:
         """The short form."""
-        return show(self.name, vars(self))
+        return show_spec(self.name, vars(self))
 
 
 @value_class
@@ -115,7 +115,7 @@ def learning_rate(lr: float | str | Schedule) -> Schedule:
         return schedules.build(lr) if isinstance(lr, str) else ConstantRate(lr)
     if callable(getattr(lr, "at", None)):
         return cast(Schedule, lr)  # a type checker does not tell a schedule from a number here
-    return ConstantRate(check(lr, float, "lr"))
+    return ConstantRate(check_value(lr, float, "lr"))
 
 
 def number_in(spec: str) -> float | str:
@@ -206,7 +206,7 @@ class Optimizer(ABC):
     def spec(self) -> str:
         """The short form, without the learning rate (``rate.spec``)."""
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("lr", "rate")}
-        return show(self.name, settings)
+        return show_spec(self.name, settings)
 
     @staticmethod
     def meant_by(value: Any) -> str:
@@ -248,17 +248,18 @@ class Optimizer(ABC):
 
         def step(coordinates: slice, gradient: Vector) -> None:
             slice_state = {name: vector[coordinates] for name, vector in state.items()}
-            of_part = self._of_part(slice(offset + coordinates.start, offset + coordinates.stop))
-            of_part.step(w[coordinates], gradient, slice_state, t, scale, out=out[coordinates])
+            self._of_part(coordinates, offset).step(
+                w[coordinates], gradient, slice_state, t, scale, out=out[coordinates]
+            )
 
         yield step
 
-    def _of_part(self, span: slice) -> Optimizer:
-        """Return the optimiser of a part of the coordinates."""
+    def _of_part(self, span: slice, offset: int) -> Optimizer:
+        """Return the optimiser of a part of the coordinates from ``offset`` on."""
         if self._pieces is None:
             return self
         twin = copy.copy(self)
-        object.__setattr__(twin, "_pieces", self._pieces.within(span))
+        object.__setattr__(twin, "_pieces", self._pieces.within(slice(offset + span.start, offset + span.stop)))
         return twin
 
     def _lr(self, t: int, scale: float) -> float:
@@ -465,7 +466,7 @@ def split_rate(spec: str, lr: Rate | None = None) -> tuple[str, Rate | str | Non
     >>> split_rate("adam:beta1=0.8,lr=0.1"), split_rate("clip:of=(gd:lr=0.1),norm=5")
     (('adam:beta1=0.8', '0.1'), ('clip:norm=5,of=gd', '0.1'))
     """
-    name, values = parse(spec)
+    name, values = parse_spec(spec)
     if word := next((word for word in _OTHER_WORDS if word in values), None):
         raise BadInput(f"the learning rate in '{spec}' is called lr, not {word}, as in {name}:lr={values[word]}")
     plain, spec_rate = take_key(spec, "lr")
@@ -486,7 +487,7 @@ def suits_smoothness(spec: str) -> bool:
     >>> suits_smoothness("nesterov"), suits_smoothness("clip:of=momentum"), suits_smoothness("adamw")
     (True, True, False)
     """
-    name, values = parse(spec)
+    name, values = parse_spec(spec)
     if name == Clip.name:
         return suits_smoothness(values.get("of", GD.name))
     return bool(vars(registry.entry(name).build).get("by_smoothness", False))
@@ -507,7 +508,7 @@ def optimizer(spec: str, *, lr: float | str | Schedule | None = None) -> Optimiz
         )
     plain, rate = split_rate(spec, lr)
     if rate is None:
-        registry.entry(parse(plain)[0])
+        registry.entry(parse_spec(plain)[0])
         raise BadInput(
             f"the optimizer '{spec}' needs a learning rate: lr=…, or as in '{with_keys(plain, {'lr': 0.01})}'"
         )
@@ -567,7 +568,7 @@ class Clip(Optimizer):
 
     @property
     def spec(self) -> str:
-        return show(self.name, {"of": bracketed(self._inner.spec), "norm": self.norm})
+        return show_spec(self.name, {"of": bracketed(self._inner.spec), "norm": self.norm})
 
     def fitted(self, problem: Any) -> Optimizer:
         return replace(self, of=self._inner.fitted(problem))

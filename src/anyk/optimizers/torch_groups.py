@@ -12,7 +12,7 @@ import numpy as np
 
 from anyk.base.errors import BadInput, RunFailed, explaining
 from anyk.base.plain import ByName
-from anyk.base.specs import parse, read
+from anyk.base.specs import parse_spec, read
 from anyk.optimizers.library_classes import Argument, label, resolve_class
 from anyk.optimizers.steps import State
 
@@ -210,7 +210,7 @@ class TorchSchedule:
         arguments = {}
         with explaining(f"the torch schedule {label(self._schedule)} cannot be used like this"):
             if isinstance(schedule, str):
-                name, values = parse(schedule)
+                name, values = parse_spec(schedule)
                 arguments = {key: read(value, Argument, f"{key} in '{schedule}'") for key, value in values.items()}
                 for key, value in arguments.items():
                     if isinstance(value, str) and not value[:1].isalpha():

@@ -13,7 +13,7 @@ import numpy as np
 
 from anyk.base.arrays import Vector, lacks_gradient
 from anyk.base.errors import BadInput, needing
-from anyk.base.specs import bracketed, show
+from anyk.base.specs import bracketed, show_spec
 from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.steps import ConstantRate, Optimizer, Schedule, State, Stepper
 from anyk.optimizers.torch_groups import (
@@ -130,8 +130,8 @@ class TorchOptimizer(Optimizer):
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in self.arguments.items()}
         has_text = all(v is None or isinstance(v, (bool, int, float, str, tuple)) for v in values.values())
         if name is None or not has_text or callable(self.schedule) or self._groups is not None:
-            return show(self.name, {"method": f"({MADE})"})
-        return show(
+            return show_spec(self.name, {"method": f"({MADE})"})
+        return show_spec(
             self.name, {"method": name} | values | ({"schedule": bracketed(self.schedule)} if self.schedule else {})
         )
 
@@ -208,12 +208,10 @@ class TorchOptimizer(Optimizer):
         ends = np.clip(starts, 0, w.size)
         fresh: list[int] = []
         if self._class is not torch.optim.SGD or any(group["momentum"] for group in groups):
-            known = {key.partition(".")[0] for key in state}
-            stepped = range(len(sizes)) if self._groups is None else self._groups.places
             lengths = np.diff(ends)
             empty = [not size and 0 <= start <= w.size for size, start in zip(sizes, starts, strict=False)]
-            here = [parameter for parameter in stepped if lengths[parameter] or empty[parameter]]
-            fresh = [parameter for parameter in here if str(parameter) not in known]
+            stepped = range(len(sizes)) if self._groups is None else self._groups.places
+            fresh = _without_state(state, [i for i in stepped if lengths[i] or empty[i]])
             state |= self._unfilled(w, groups, {parameter: int(lengths[parameter]) for parameter in fresh})
         stepper = SliceStepper(
             lambda pieces, parameters: self._make_with(pieces, groups, parameters),
@@ -328,3 +326,9 @@ def _tiny(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype | None = None) -
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     return parameters
+
+
+def _without_state(state: State, parameters: Sequence[int]) -> list[int]:
+    """Return those of the parameters that have no state yet; keys begin with the parameter's number."""
+    known_numbers = {key.partition(".")[0] for key in state}
+    return [parameter for parameter in parameters if str(parameter) not in known_numbers]

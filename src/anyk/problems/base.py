@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.base import keyed
 from anyk.base.arrays import Array, DType, Vector
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.base.plain import ByName
 from anyk.problems.values import Leaves, Values
 from anyk.tables import is_sparse
@@ -299,7 +299,7 @@ def some_rows(rows: int, samples: int, of: str) -> Index | slice:
     """
     if samples >= rows:
         return slice(None)
-    return np.sort(keyed.generator(0, "evaluate", of, rows).choice(rows, samples, replace=False))
+    return np.sort(keyed_generator(0, "evaluate", of, rows).choice(rows, samples, replace=False))
 
 
 _MEMBERS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")

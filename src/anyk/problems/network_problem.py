@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, Self, TypeGuard
 import numpy as np
 
 from anyk.base.arrays import Array, DType, Floats, Vector
-from anyk.base.checks import check
+from anyk.base.checks import check_value
 from anyk.base.errors import BadInput, describe_error
 from anyk.base.plain import ByName
 from anyk.problems.base import Better, ProblemAbilities, Recipe, problem_text
@@ -172,7 +172,7 @@ class NetworkProblem(ProblemAbilities):
 
     def _set_weights(self, weights: Any, held_out_weights: Any, sampling: str) -> None:
         """Set the weights of the samples, if there are any, and how mini-batches are drawn."""
-        check(sampling, Literal["uniform", "weights"], "sampling")
+        check_value(sampling, Literal["uniform", "weights"], "sampling")
         if sampling == "weights" and weights is None:
             raise BadInput("sampling='weights' draws samples in proportion to their weights; give weights=…")
         if held_out_weights is not None and self._held_out is None:

@@ -8,9 +8,9 @@ from zlib import crc32
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Array, DType, Floats, Vector
 from anyk.base.errors import BadInput, describe_error
+from anyk.base.keyed import keyed_generator
 from anyk.problems.base import Index, cut
 from anyk.problems.surroundings import Variables, differences
 
@@ -40,7 +40,7 @@ def trial_groups(arrays: Sequence[Array], samples: int, together: int = TOGETHER
         width = array.size // samples
         places += [int(extreme(array)) // width for extreme in (np.argmin, np.argmax) if width]
     ends = cut(samples, min(samples, _TRIED))
-    generator = keyed.generator(0, "telling", samples)
+    generator = keyed_generator(0, "telling", samples)
     places += generator.permutation(generator.integers(ends[:-1], ends[1:])).tolist()
     rows = generator.permutation(list(dict.fromkeys(places))[:_TRIED]).astype(np.intp)
     for group in np.array_split(rows, -(-len(rows) // min(together, TOGETHER))):
@@ -99,7 +99,7 @@ def adds_up(
 
 def nudge_signs(size: int, nudge: int) -> Floats:
     """Return changes of ``size`` numbers in multiples of their rounding: 4 up or down."""
-    return keyed.generator(nudge, "nudged", size).choice((-4.0, 4.0), size)
+    return keyed_generator(nudge, "nudged", size).choice((-4.0, 4.0), size)
 
 
 def not_a_sum(samples: str, advice: str, *, mean: bool) -> BadInput:
@@ -217,7 +217,7 @@ def _cause_of(different: Sequence[tuple[str, str, str]]) -> str:
 
 def sketch(gradient: Vector) -> Floats:
     """Return signed sums of a gradient; norms of sketches and of their differences estimate the norms for gradients."""
-    generator = keyed.generator(0, "sketch", gradient.size)
+    generator = keyed_generator(0, "sketch", gradient.size)
     sums = np.zeros(_SKETCH)
     for piece in _parts(gradient):
         signs = 2 * generator.integers(0, 2, piece.size, dtype=np.int8) - 1
@@ -265,7 +265,7 @@ def seed_of_draws(key: int, partition: int, rows: Array | None) -> int:
     ``key``: the key of the model version. All workers with the partition draw the same numbers.
     """
     rows_key = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
-    return int(keyed.generator(key, "module", partition, rows_key).integers(2**63))
+    return int(keyed_generator(key, "module", partition, rows_key).integers(2**63))
 
 
 _EQUAL = 0.01  # standard deviation in place of 0
@@ -285,7 +285,7 @@ def model_like(scales: Scales, dtype: DType) -> Vector:
 
     Workers use them in the place of that model, which is not sent before the run begins.
     """
-    generator = keyed.generator(0, "trial model")
+    generator = keyed_generator(0, "trial model")
     w = np.empty(sum(size for size, _, _ in scales), dtype=dtype)
     first = 0
     for size, mean, deviation in scales:

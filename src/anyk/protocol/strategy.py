@@ -123,12 +123,12 @@ class StrategyFacts:
     partitions). ``share_stored``: the largest share that a worker stores (None: its partitions). ``vectors_sent``: the
     largest number of vectors of the model's length that workers receive and send in a step (None: unknown).
 
-    ``pace(delays)``: seconds and staleness of an update under a delay model. ``durations(seconds, whole)``: seconds of
-    each round, shape (rounds,), if workers take ``seconds`` for their tasks and ``whole`` for all of the data, both of
-    shape (rounds, workers); a partition takes its share of ``whole``, and partitions are computed in order at the end
-    of a task. None: simulate. ``adapted(seconds, slopes, load)``: the strategy after it has adapted to workers that
-    take ``seconds``, shape (rounds, workers), for the share ``load`` of the data, and ``slopes``, shape (workers,), for
-    all of it.
+    ``pace(delays)``: seconds and staleness of an update under a delay model. ``durations(seconds, full_seconds)``:
+    seconds of each round, shape (rounds,), if workers take ``seconds`` for their tasks and ``full_seconds`` for all of
+    the data, both of shape (rounds, workers); a partition takes its share of ``full_seconds``, and partitions are
+    computed in order at the end of a task. None: simulate. ``adapted(seconds, slopes, load)``: the strategy after it
+    has adapted to workers that take ``seconds``, shape (rounds, workers), for the share ``load`` of the data, and
+    ``slopes``, shape (workers,), for all of it.
 
     ``for_jobs(jobs)``: the strategy for a number of steps of all models together, which take ``extra_rounds`` more
     rounds. ``round_seconds(state)``: seconds of each round so far, and the number of rounds that waited for stragglers.
@@ -143,7 +143,7 @@ class StrategyFacts:
     share_stored: float | None = None
     vectors_sent: float | None = None
     pace: Callable[[DelayLaw], Pace] = lambda delays: Pace(None, None, "no closed form; simulate")
-    durations: Callable[[Floats, Floats], Floats | None] = lambda seconds, whole: None
+    durations: Callable[[Floats, Floats], Floats | None] = lambda seconds, full_seconds: None
     adapted: Callable[[Floats, Floats, float], Strategy] | None = None
     for_jobs: Callable[[int], Strategy] | None = None
     extra_rounds: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from anyk.base.checks import AtLeastOne, check, check_range
+from anyk.base.checks import AtLeastOne, check_range, check_value
 from anyk.base.errors import BadInput
 from anyk.protocol.strategy import Layout
 
@@ -40,13 +40,13 @@ class Workers:
         A range has 4 partitions for each worker by default. Raises :class:`~anyk.BadInput` for what cannot be.
         """
         if not isinstance(workers, Workers):
-            given = check(workers, int | tuple[int, int], "workers")
+            given = check_value(workers, int | tuple[int, int], "workers")
             fewest, most = (None, given) if isinstance(given, int) else given
             usual = None if fewest is None else PARTITIONS * max(1, most)
             workers = cls(fewest=fewest, most=most, partitions=usual)
         if partitions is None:
             return workers
-        check(partitions, AtLeastOne, "partitions")
+        check_value(partitions, AtLeastOne, "partitions")
         return replace(workers, fewest=workers.fewest or workers.most, partitions=partitions)
 
     @classmethod

@@ -176,8 +176,14 @@ def cluster_speed(
         number = steps if size < 10_000_000 else max(1, steps // 2)
         trip, step, ready = _measure(cluster, size // 8, number)
         start = start or ready
-        speeds.append(Speed(size, trip, step, _floor(size // 8, cluster.workers)))
-    return ClusterSpeed(cluster.spec, cluster.workers, start, speeds[0].trip, tuple(speeds[1:]))
+        speeds.append(Speed(size=size, trip=trip, step=step, floor=_floor(size // 8, cluster.workers)))
+    return ClusterSpeed(
+        spec=cluster.spec,
+        workers=cluster.workers,
+        start=start,
+        latency=speeds[0].trip,
+        speeds=tuple(speeds[1:]),
+    )
 
 
 def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anyk.base.errors import BadInput
-from anyk.base.specs import parse, with_keys
+from anyk.base.specs import parse_spec, with_keys
 from anyk.clusters import Cluster
 from anyk.codes import Code
 from anyk.optimizers import Optimizer, Schedule, split_rate, suits_smoothness
@@ -102,7 +102,7 @@ def with_usual_batch(problem: Problem, strategy: Strategy, requested: object) ->
     """
     layout = strategy.layout
     sizes = {abilities_of(member).step_samples for member in each_of(problem)}
-    states = isinstance(requested, str) and "batch" in parse(requested)[1]  # it may be 0: all samples
+    states = isinstance(requested, str) and "batch" in parse_spec(requested)[1]  # it may be 0: all samples
     if layout.minibatches or states or sizes == {None}:
         return strategy
     size = sizes.pop()

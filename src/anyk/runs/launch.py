@@ -45,16 +45,16 @@ class Launch:
     """
 
     def __init__(
-        self, prepared: Preparation, log: RunLog, folder: Path | None, saved: checkpoints.Saved | None = None
+        self, prepared: Preparation, log: RunLog, folder: Path | None, *, saved: checkpoints.Saved | None = None
     ) -> None:
         self._prepared, self._log, self._folder, self._saved = prepared, log, folder, saved
         self._telling = Telling(prepared.callbacks)
         self._evaluating = Evaluating(prepared, log, self._telling)
         self._saving = Saving(
-            folder,
-            log,
-            prepared.cluster,
-            prepared.callbacks,
+            folder=folder,
+            log=log,
+            cluster=prepared.cluster,
+            callbacks=prepared.callbacks,
             every=prepared.checkpoint_every,
             saved=saved,
         )

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput, RunFailed, explaining
-from anyk.base.specs import parse
+from anyk.base.specs import parse_spec
 from anyk.clusters import Cluster
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.data.streams import NO_PASS
@@ -111,7 +111,7 @@ def check_rows(problem: Problem, strategy: Strategy) -> None:
 
 def check_address(cluster: str, of: str, *, trust: bool) -> None:
     """Raise if an untrusted folder names a remote cluster, modules to import, or a folder in which to remove files."""
-    settings = parse(cluster)[1]
+    settings = parse_spec(cluster)[1]
     if not trust and (settings.get("address", "auto") != "auto" or {"preload", "spoiled"} & settings.keys()):
         raise BadInput(
             f"{of} names the cluster '{cluster}', which may belong to somebody else; if it is yours, trust the folder "

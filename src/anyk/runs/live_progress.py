@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from anyk.base import html
+from anyk.base.html import html_bar, html_curves, html_text
 from anyk.runs.callbacks import Callback, Callbacks, EndInfo, RunInfo, StepInfo
 
 if TYPE_CHECKING:
@@ -124,11 +124,11 @@ class _Cell:
         else:
             limit = self._run.config.steps
             words = describe(self._run, self._last) + (f"  ({stage})" if stage else "")
-            picture = html.bar(self._last.driver.step / limit) if limit else ""
+            picture = html_bar(self._last.driver.step / limit) if limit else ""
             if len(self._losses) > 1:
                 times, losses = zip(*self._losses.values(), strict=True)
-                picture += html.curves({self._run.strategy: (times, losses)}, "loss")
-        page = HTML(html.text(words) + picture)
+                picture += html_curves({self._run.strategy: (times, losses)}, "loss")
+        page = HTML(html_text(words) + picture)
         if self._handle is None:
             self._handle = display(page, display_id=True)
         else:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from anyk.base import html
 from anyk.base.arrays import Array, Vector, Vectors
 from anyk.base.checks import typed, whole
 from anyk.base.errors import BadInput, MissingPackage, outside
+from anyk.base.html import html_curves, html_table
 from anyk.base.plain import ByName
-from anyk.base.specs import parse
+from anyk.base.specs import parse_spec
 from anyk.problems.data.new_rows import read_rows
 from anyk.problems.predicting import Coefficients, Predictor
 from anyk.runs.engine.warm_start import WarmStart
@@ -107,9 +107,9 @@ class Results:
         """The cost of the run's tasks."""
         widest = max((len(work.partitions) for work in queries.works(self.log).values()), default=0)
         times = queries.mean_times(self.log)
-        _, values = parse(self.config.delays)
+        _, values = parse_spec(self.config.delays)
         by_load = values.get("per") == "load" or values.get("slope", "0") != "0"
-        return Cost(widest / self.config.partitions, times.computing, times.waiting, by_load)
+        return Cost(widest / self.config.partitions, times.computing, times.waiting, by_load=by_load)
 
     @property
     def notes(self) -> list[ByName]:
@@ -166,7 +166,7 @@ class Run(Results, AbstractContextManager["Run"]):
         config, line = self.config, (self.history["seconds"], self.history["loss"])
         head = ["strategy", "workers", "cluster", "delays", "steps", "seconds", "loss", self.metric_name]
         row = config.strategy, str(config.workers), config.cluster, config.delays, *result_cells(self)
-        return html.table(head, [row]) + html.curves({config.strategy: line}, "loss")
+        return html_table(head, [row]) + html_curves({config.strategy: line}, "loss")
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -40,7 +40,7 @@ from anyk.runs.limits import (
     plan,
 )
 from anyk.runs.run import Run
-from anyk.strategies import complete_spec, resolve_paths
+from anyk.strategies import check_recorded, complete_spec, resolve_paths
 from anyk.strategies import strategy as build_strategy
 
 
@@ -138,6 +138,8 @@ class RunSpec:
             usual = LIMIT if limits.target is not None else STEPS if promise is None else promise.horizon
             limits = limits.within(first_step + usual)
             check_clock(cluster, limits)
+            if not isinstance(requested, Spec):
+                check_recorded(strategy)
             strategy, callbacks = plan(strategy, limits.steps, first_step), check_callbacks(spec.callbacks)
             strategy_text = (
                 complete_spec(requested, strategy) if isinstance(requested, Spec) else resolve_paths(strategy.spec)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.base.arrays import Array, Vector
-from anyk.base.checks import AtLeastOne, check
+from anyk.base.checks import AtLeastOne, check_value
 from anyk.base.errors import BadInput, RunFailed, outside
 from anyk.base.specs import Spec
 from anyk.clusters.contract import Cluster
@@ -379,7 +379,7 @@ def rounds(
     (20, True)
     """
     ensure_problem(problem)
-    check(cluster, Cluster, "cluster")
+    check_value(cluster, Cluster, "cluster")
     requested = Spec(strategy) if isinstance(strategy, str) else strategy
     present = workers_on(cluster, requested, workers, partitions)
     built, _ = fitted(problem, requested, present, evaluate=read_evaluate(evaluate), target=None)
@@ -389,7 +389,7 @@ def rounds(
         raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models; a custom loop trains one")
     if into is not None:
         problem = _WithInitial(problem, matching(into, problem))
-    check(accumulate, AtLeastOne, "accumulate")
+    check_value(accumulate, AtLeastOne, "accumulate")
     if accumulate > 1 and not built.layout.minibatches:
         raise BadInput(
             f"accumulate={accumulate} adds up the gradients of mini-batches, and '{built.spec}' computes with all data "

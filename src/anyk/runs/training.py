@@ -250,7 +250,7 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
             _tell(prepared, shortage)
         log = RunLog(folder / "log.sqlite")
         write_sealed(folder / NAME, config)
-        return Launch(prepared, log, folder, saved).run()
+        return Launch(prepared, log, folder, saved=saved).run()
 
 
 def _check_further(strategy: Strategy, saved: checkpoints.Saved, config: RunConfig, previous: int) -> None:

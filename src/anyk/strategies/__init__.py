@@ -9,6 +9,7 @@ from anyk.strategies.catalogue import adacomm, adasync, fedbuff, gradual, hierar
 from anyk.strategies.closed_forms import discard_seconds
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.construction import (
+    check_recorded,
     complete_spec,
     from_spec,
     register,
@@ -120,6 +121,7 @@ __all__ = [
     "adapted_tau",
     "adasync",
     "as_bits",
+    "check_recorded",
     "complete_spec",
     "discard_seconds",
     "fedbuff",

@@ -9,7 +9,7 @@ from typing import Any
 from anyk.base.checks import typed
 from anyk.base.errors import BadInput
 from anyk.base.plain import ByName, part
-from anyk.base.specs import bracketed, show
+from anyk.base.specs import bracketed, show_spec
 from anyk.compression import Compressor, compressor
 from anyk.protocol import (
     Cancel,
@@ -87,7 +87,7 @@ class Compressed(Strategy):
 
     @cached_property
     def spec(self) -> str:
-        return show("compressed", {"of": bracketed(self.of.spec), "by": bracketed(self.compressor.spec)})
+        return show_spec("compressed", {"of": bracketed(self.of.spec), "by": bracketed(self.compressor.spec)})
 
     @cached_property
     def layout(self) -> Layout:

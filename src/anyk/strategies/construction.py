@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 from anyk import codes
 from anyk.base import specs
-from anyk.base.checks import Share
-from anyk.base.checks import check as checked
+from anyk.base.checks import Share, check_value
 from anyk.base.errors import BadInput
 from anyk.base.specs import Spec
 from anyk.protocol import CancelMode, Strategy, Workers
@@ -24,7 +23,8 @@ from anyk.strategies.rounds.scaling import Scaling
 from anyk.strategies.rounds.snapshot import Snapshot
 from anyk.strategies.rounds.tree_rounds import TreeRounds
 
-registry: specs.Registry[Strategy] = specs.Registry("strategy", supplied=("workers",))
+registry: specs.Registry[Strategy] = specs.Registry("strategy", supplied=("workers",), beside=codes.registry)
+codes.registry.beside = registry  # the spec of a code is a strategy
 register = registry.register
 StrategySpec = Annotated[str, registry, codes.registry]
 Auto = Literal["auto"] | None
@@ -82,7 +82,7 @@ def _coded_rounds(
     of_gradients = {key: keys.pop(key) for key in ("scaling", "decoder", "models", "order") if key in keys}
     work = Gradients(
         snapshot=Snapshot(snapshot) if snapshot else None,
-        checks=CheckedRounds(checked(check, Share, "check")) if check else None,
+        checks=CheckedRounds(check_value(check, Share, "check")) if check else None,
         **of_gradients,
     )
     return Rounds(code, work=work, changes=balance_of(balance), **keys)
@@ -105,6 +105,42 @@ def complete_spec(spec: str, built: Strategy) -> Spec:
     if given.name != chosen.name or "" in given.keys or "" in chosen.keys:
         return given
     return given.with_keys({key: value for key, value in chosen.keys.items() if value.isdigit()})
+
+
+def check_recorded(built: Strategy) -> None:
+    """Raise :class:`~anyk.BadInput` if the spec of a user's strategy, or code, omits a setting that it has.
+
+    A run folder stores the spec, so that a resumed run would train with another strategy. Compared are settings that
+    are numbers, text or tuples of these; a spec whose name is not registered is not built.
+    """
+    spec = Spec(built.spec)
+    if spec.name not in registry.entries and spec.name not in codes.registry.entries:
+        return
+    try:
+        rebuilt = strategy(spec, workers=Workers.of_layout(built.layout))
+    except BadInput:
+        return
+    _check_settings("strategy", built, rebuilt)
+    _check_settings("code", getattr(built, "code", None), getattr(rebuilt, "code", None))
+
+
+def _check_settings(kind: str, owner: Any, rebuilt: Any) -> None:
+    """Raise BadInput if two values of a class that is not anyk's, one built from the other's spec, differ."""
+    own_class: type[Any] = type(owner)
+    if own_class is not type(rebuilt) or not is_dataclass(own_class) or own_class.__module__.startswith("anyk."):
+        return
+    for setting in fields(own_class):
+        value, other = getattr(owner, setting.name), getattr(rebuilt, setting.name)
+        if setting.init and _is_plain(value) and _is_plain(other) and value != other:
+            raise BadInput(
+                f"the spec '{owner.spec}' of the {kind} {own_class.__name__} omits its setting {setting.name} = "
+                f"{value!r}: a resumed run would train with {other!r}; add it to the spec"
+            )
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value is a number, text or a tuple of these."""
+    return isinstance(value, (int, float, str)) or (isinstance(value, tuple) and all(map(_is_plain, value)))
 
 
 def strategy(

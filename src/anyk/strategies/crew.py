@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from anyk.base.checks import typed
 from anyk.base.errors import BadInput, suggest
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.protocol import (
     Alarm,
     Command,
@@ -121,7 +121,7 @@ def spec_of(name: str, strategy: Any, first: Mapping[str, Any], omit: Collection
     """Return the spec of a strategy: the keys ``first``, then its other fields that differ from their defaults."""
     others = [field for field in fields(strategy) if field.name not in omit and field.name not in first]
     values = {field.name: getattr(strategy, field.name) for field in others}
-    return show(name, {**first, **values}, {field.name: field.default for field in others})
+    return show_spec(name, {**first, **values}, {field.name: field.default for field in others})
 
 
 class CrewState(Protocol):

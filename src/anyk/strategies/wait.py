@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 from anyk.base import installed
 from anyk.base.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_range, typed
 from anyk.base.errors import BadInput, UnknownName, suggest
-from anyk.base.specs import Registry, bracket_depths, show, split_outside
+from anyk.base.specs import Registry, bracket_depths, show_spec, split_outside
 
 Rule = TypeVar("Rule", bound="Wait")
 
@@ -153,7 +153,7 @@ class Wait:
     def __str__(self) -> str:
         """Return the rule as text, from which it can be built again; by default its name and fields."""
         values = {f.name: getattr(self, f.name) for f in fields(cast(Any, self))}
-        spec = show(self.name, values)
+        spec = show_spec(self.name, values)
         return f"({spec})" if "," in spec else spec
 
     def __or__(self, other: Wait) -> Wait:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from anyk.base.arrays import Array, Flags
+from anyk.base import Array, Flags
 
 _CODE = re.compile(r"[ \t]*[+-]?0\d+[ \t]*")
 # whole numbers that float64 would change: with zeros in front, as codes have them, or of more than 15 digits

@@ -18,8 +18,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from anyk.base.arrays import Array, Floats
-from anyk.base.errors import BadInput
+from anyk.base import Array, BadInput, Floats
 from anyk.tables.cells import is_code, is_missing, is_number
 from anyk.tables.input_files import shown
 

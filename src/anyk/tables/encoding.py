@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from anyk.base.arrays import Array, Flags, Indices
-from anyk.base.errors import BadInput
+from anyk.base import Array, BadInput, Flags, Indices
 from anyk.tables.cells import is_number, missing_values, unusable_values
 from anyk.tables.column_rules import read_dates, read_numbers, without_missing
 from anyk.tables.input_files import shown

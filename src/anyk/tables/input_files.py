@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
-from anyk.base.errors import BadInput
+from anyk.base import BadInput
 
 _GB = 10**9
 _DEFAULT = 1 * _GB  # default limit in bytes; for a large file it is a multiple of the file's size:

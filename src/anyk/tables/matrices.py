@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.base.arrays import Array
-from anyk.base.errors import BadInput
+from anyk.base import Array, BadInput
 from anyk.tables.input_files import Limit, check_input_file, limit, reading, shown
 from anyk.tables.table import listed
 from anyk.tables.text_tables import read_csv

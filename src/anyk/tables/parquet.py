@@ -10,8 +10,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from anyk.base.arrays import Array, Floats
-from anyk.base.errors import BadInput, needing
+from anyk.base import Array, BadInput, Floats, needing
 from anyk.tables.input_files import Limit, reading, shown
 from anyk.tables.table import Table
 

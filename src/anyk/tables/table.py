@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.base.arrays import Array
-from anyk.base.errors import BadInput, suggest
+from anyk.base import Array, BadInput, suggest
 from anyk.tables.input_files import shown
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.arrays import Array
-from anyk.base.errors import BadInput
+from anyk.base import Array, BadInput
 from anyk.tables.cells import INEXACT, convert_cells, convert_columns, is_missing, is_number
 from anyk.tables.input_files import Limit, lines, open_text, reading, shown
 from anyk.tables.table import Table, listed

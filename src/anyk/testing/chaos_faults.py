@@ -8,9 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from anyk.base import keyed
-from anyk.base.checks import AtLeastZero, typed
-from anyk.base.errors import BadInput
+from anyk.base import AtLeastZero, BadInput, keyed_uniform, keyed_uniforms, typed
 
 # each kind of fault, and what anyk promises if it occurs
 PROMISES = {
@@ -108,9 +106,9 @@ class FaultPlan:
         times = []
         for kind in _RATED:
             rate = per_second(kind, self.amounts[kind]) if self.amounts[kind] else 0.0
-            draws = keyed.uniforms(self.seed, "chaos", kind, start=0, count=int(self.seconds * rate) + 1)
+            draws = keyed_uniforms(self.seed, "chaos", kind, start=0, count=int(self.seconds * rate) + 1)
             times += [((i + draw) / rate, kind) for i, draw in enumerate(draws.tolist()) if rate]
         if self.disk_full:
-            share = keyed.uniform(self.seed, "chaos", "disk-full", number=0)
+            share = keyed_uniform(self.seed, "chaos", "disk-full", number=0)
             times.append(((1.0 + share) / 3.0 * self.seconds, "disk-full"))  # in the middle of the run
         return sorted(fault for fault in times if fault[0] < self.seconds)

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.checks import Nonnegative, typed
-from anyk.base.errors import BadInput, RunFailed
-from anyk.base.specs import bracketed, parse, take_key, with_keys
+from anyk.base import BadInput, Nonnegative, RunFailed, bracketed, parse_spec, take_key, typed, with_keys
 from anyk.optimizers import Optimizer
 from anyk.problems import Problem
 from anyk.protocol import Strategy, Workers
@@ -145,7 +143,7 @@ def chaos(
         train=["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
         resume=["resume", str(folder), "--trust", "--quiet", *problem],
         folder=folder,
-        cluster=parse(cluster)[0],
+        cluster=parse_spec(cluster)[0],
         faults=faults,
         requests=requests,
         temporary=scratch / "temporary",
@@ -185,12 +183,12 @@ def chaos(
 
 def _check_possible(strategy: Strategy, cluster: str, faults: FaultPlan) -> None:
     """Raise BadInput for faults that cannot be injected, or whose effects are not promised to be noticed."""
-    name = parse(cluster)[0]
+    name = parse_spec(cluster)[0]
     if not sys.platform.startswith("linux"):
         raise BadInput(f"chaos runs need Linux, whose /proc shows the workers; this is {sys.platform}")
     if name not in FINDERS:
         raise BadInput(f"faults are injected into workers of {' and '.join(FINDERS)}, not of cluster '{name}'")
-    if faults.corrupt and not strategy.layout.voting and float(parse(strategy.spec)[1].get("check", 0)) < 1:
+    if faults.corrupt and not strategy.layout.voting and float(parse_spec(strategy.spec)[1].get("check", 0)) < 1:
         raise BadInput(
             f"corrupt needs a strategy that compares every message, such as draco or frc:load=3,check=1; "
             f"'{strategy.spec}' would use wrong numbers"

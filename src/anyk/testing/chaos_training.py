@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from anyk.base import keyed
-from anyk.base.errors import BadInput, RunFailed
+from anyk.base import BadInput, RunFailed, keyed_generator
 from anyk.clusters import is_stopped
 from anyk.runs.api import count_updates, faults_after, load_checkpoint
 from anyk.testing.chaos_faults import FaultPlan, slowness
@@ -72,7 +71,7 @@ class DisturbedTraining:
         self._ending = self._resumed = ""  # the fault of which the driver is dying; after which no update was seen yet
         self._died = 0.0  # when the driver died
         self._seen: set[tuple[float, str]] = set()  # events in the log, some of which disappear when it is resumed
-        self._random = keyed.generator(faults.seed, "chaos", "victims")
+        self._random = keyed_generator(faults.seed, "chaos", "victims")
 
     def run(self) -> None:
         """Train under faults until the training has ended; in any case end all its processes."""

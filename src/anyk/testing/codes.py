@@ -7,8 +7,7 @@ from math import comb
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.arrays import Floats
+from anyk.base import Floats, keyed_generator
 from anyk.codes import EXACT, Code
 
 _SETS = 300  # straggler sets that are tried if all would be too many
@@ -25,7 +24,7 @@ def check_code(code: Code, *, seed: int = 0) -> None:
     >>> import anyk
     >>> check_code(anyk.codes.FractionalRepetition(6, load=2))
     """
-    random = keyed.generator(seed, "check-code", code.workers)
+    random = keyed_generator(seed, "check-code", code.workers)
     matrix = code.encoding.toarray()
     assert matrix.shape == (code.replies, code.partitions * code.blocks), f"encoding has shape {matrix.shape}"
     assert len(code.rows) == code.replies, f"{len(code.rows)} rows for {code.replies} replies"

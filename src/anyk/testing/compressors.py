@@ -6,10 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.arrays import Floats, Vector
-from anyk.base.checks import typed
-from anyk.base.specs import parse
+from anyk.base import Floats, Vector, keyed_generator, parse_spec, typed
 from anyk.compression import Compressor, Key, Payload, registry
 from anyk.compression import compressor as build
 from anyk.testing.failures import failing_as
@@ -37,7 +34,7 @@ def check_compressor(compressor: Compressor | str, *, seed: int = 0) -> None:
     >>> check_compressor("top-k:share=0.1")
     """
     built = build(compressor) if isinstance(compressor, str) else compressor
-    random = keyed.generator(seed, "check-compressor", built.spec)
+    random = keyed_generator(seed, "check-compressor", built.spec)
     with failing_as("the compressor fails"):
         _check_claims(built)
         for dtype in _DTYPES:
@@ -65,7 +62,7 @@ def _check_claims(compressor: Compressor) -> None:
     assert promise != "contractive" or compressor.feedback, (
         "a contractive compressor needs feedback = True: what it omits would be lost"
     )
-    name = parse(compressor.spec)[0]
+    name = parse_spec(compressor.spec)[0]
     assert name in registry, (
         f"'{name}' is not registered, and workers build a compressor from its spec '{compressor.spec}'"
     )

@@ -9,10 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.checks import typed
-from anyk.base.errors import BadInput, describe_error
-from anyk.base.regular_files import read_plain
-from anyk.base.specs import parse
+from anyk.base import BadInput, describe_error, parse_spec, read_plain, typed
 from anyk.problems import Dataset, from_data, load, sources
 from anyk.tables import Matrix
 from anyk.testing.failures import failing_as
@@ -35,7 +32,7 @@ def check_data_source(spec: str, *, file: str | Path | None = None) -> None:
 
     >>> check_data_source("synthetic:rows=60,features=4")
     """
-    entry = sources.entry(parse(spec)[0])
+    entry = sources.entry(parse_spec(spec)[0])
     sentences: list[Any] = []
     file = None if file is None else Path(file)
     before = None if file is None or not file.is_file() else read_plain(file, follow=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from anyk.base.arrays import Array, Floats
+from anyk.base import Array, Floats
 from anyk.delays import DelayModel, parse
 
 _DRAWS = 20_000  # of each worker

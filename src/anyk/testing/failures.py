@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from anyk.base.errors import BadInput, describe_error
+from anyk.base import BadInput, describe_error
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.base import keyed
+from anyk.base import keyed_generator
 from anyk.protocol import (
     Alarm,
     Event,
@@ -159,7 +159,7 @@ class Fate:
         chunk = record.chunks[index]
         key = record.versions[chunk.slot], chunk.batch, chunk.repeat
         if key not in self._projections:
-            self._projections[key] = keyed.generator(self.world.seed, "projections", *key).standard_normal(
+            self._projections[key] = keyed_generator(self.world.seed, "projections", *key).standard_normal(
                 self.world.partitions
             )
         value = float(np.asarray(chunk.coefficients) @ self._projections[key][list(chunk.partitions)])

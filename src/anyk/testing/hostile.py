@@ -21,9 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.errors import RunFailed
-from anyk.base.plain import ByName
+from anyk.base import ByName, RunFailed, keyed_generator
 from anyk.protocol import (
     Commands,
     Event,
@@ -70,7 +68,7 @@ class Play:
 
     def __init__(self, strategy: Strategy, seed: int, name: str = "") -> None:
         self.pristine, self.seed = strategy, seed
-        self.random = keyed.generator(seed, "hostile", name or strategy.spec, strategy.layout.workers)
+        self.random = keyed_generator(seed, "hostile", name or strategy.spec, strategy.layout.workers)
         workers = strategy.layout.workers
         present = tuple(range(workers))
         if self.random.random() < 0.3:

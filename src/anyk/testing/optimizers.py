@@ -9,10 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.arrays import Vector
-from anyk.base.checks import AtLeastOne, typed
-from anyk.base.errors import BadInput
+from anyk.base import AtLeastOne, BadInput, Vector, keyed_generator, typed
 from anyk.optimizers import MADE, Optimizer, State, registry
 from anyk.optimizers import optimizer as build
 from anyk.testing.failures import failing_as
@@ -54,7 +51,7 @@ class _Trial:
     """The trajectories of an optimiser from one model, with gradients of very different sizes."""
 
     def __init__(self, optimizer: Optimizer, dimension: int, dtype: Any, seed: int) -> None:
-        random = keyed.generator(seed, "check-optimizer", dimension)
+        random = keyed_generator(seed, "check-optimizer", dimension)
         self.optimizer, self.dtype = optimizer, dtype
         self.w = random.standard_normal(dimension).astype(dtype)
         gradients = random.standard_normal((_STEPS, dimension)) * np.array([[1.0, 1e3, 1.0, 1e-3, 1.0, 10.0]]).T
@@ -208,7 +205,7 @@ class _Trial:
 
     def _check_slices(self, models: Sequence[Vector]) -> None:
         """Take every step in slices, in any order, if the optimiser can, and compare model and state."""
-        random = keyed.generator(1, "check-optimizer", "slices")
+        random = keyed_generator(1, "check-optimizer", "slices")
         size = self.w.size
         wholes, state, w = self._start(), self._start(), self.w
         for t in range(_STEPS):

@@ -11,9 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.arrays import Vector
-from anyk.base.errors import BadInput
+from anyk.base import BadInput, Vector, keyed_generator
 from anyk.problems import Index, Partitions, Problem, ensure_problem, partition_abilities, penalty_of, some_rows
 
 _SUMS = "partial gradients are of sums over samples, without the regulariser"
@@ -34,7 +32,7 @@ def check_problem(problem: Problem, *, partitions: int = 3, seed: int = 0) -> No
     import cloudpickle
 
     ensure_problem(problem)
-    random = keyed.generator(seed, "check-problem", problem.dimension)
+    random = keyed_generator(seed, "check-problem", problem.dimension)
     start = np.asarray(problem.initial())
     assert start.shape == (problem.dimension,), f"initial() has shape {start.shape}, dimension is {problem.dimension}"
     _check_metrics(problem, start)

@@ -6,8 +6,7 @@ import copy
 import json
 
 from anyk import codes
-from anyk.base import keyed, specs
-from anyk.base.errors import BadInput
+from anyk.base import BadInput, keyed_generator, parse_spec
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
 from anyk.protocol import Running, Strategy
@@ -64,7 +63,7 @@ def _check(strategy: Strategy, steps: int, outages: int, seed: int) -> None:
 def _check_spec(strategy: Strategy, seed: int) -> None:
     """Compare a strategy with the one that its spec builds, if the name is registered for its class."""
     spec = strategy.spec
-    name = specs.parse(spec)[0]
+    name = parse_spec(spec)[0]
     if name not in registry.entries and name not in codes.registry.entries:
         return
     try:
@@ -85,7 +84,7 @@ def _check_spec(strategy: Strategy, seed: int) -> None:
 
 
 def _cluster(strategy: Strategy, outages: int, seed: int) -> Simulated:
-    random = keyed.generator(seed, "check-strategy", strategy.spec)
+    random = keyed_generator(seed, "check-strategy", strategy.spec)
     planned = []
     for _ in range(outages):
         time = float(random.exponential(1.0))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyk.base.plain import ByName
+from anyk.base import ByName
 from anyk.protocol import Commands, Event, Fleet, Layout, Strategy
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.checks import AtLeastOne, typed
-from anyk.base.errors import BadInput
+from anyk.base import AtLeastOne, BadInput, keyed_generator, typed
 from anyk.codes import Code
 from anyk.codes import code as build_code
 from anyk.delays import Exponential
@@ -47,13 +45,13 @@ def check_wait_rule(wait: WaitLike, *, workers: AtLeastOne = 6, seed: int = 0) -
         codes.append(build_code("frc:load=2", workers=workers))
     with failing_as(f"the rule {type(rule).__name__} fails"):
         for code in codes:
-            random = keyed.generator(seed, "check-wait-rule", code.spec, workers)
+            random = keyed_generator(seed, "check-wait-rule", code.spec, workers)
             rounds = [_Round(rule, code, random) for _ in range(_ROUNDS)]
             for one in rounds:
                 one.check()
             _check_alone(rule, [answer for one in rounds for answer in one.answers], random)
         _check_text(rule, rounds, workers)
-        _check_planning(rule, workers, keyed.generator(seed, "check-wait-rule", "planning"))
+        _check_planning(rule, workers, keyed_generator(seed, "check-wait-rule", "planning"))
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base import keyed
+from anyk.base import keyed_generator
 from anyk.clusters import Alarms
 from anyk.protocol import (
     Cancel,
@@ -95,7 +95,7 @@ class World:
         self.silent: dict[int, list[Place]] = {worker: [] for worker in range(self.workers)}  # ended without a message
         self.lives = [0] * self.workers
         self.states: list[set[int]] = [set() for _ in range(self.workers)]  # tasks whose optimiser states workers have
-        self.noise = keyed.generator(seed, "hostile answers")
+        self.noise = keyed_generator(seed, "hostile answers")
         self.loss = math.nan if self.noise.random() < 0.2 else 10.0
 
     @property
@@ -253,8 +253,12 @@ class World:
         record = self.tasks.get(task)
         status = "never dispatched" if record is None else record.status[index]
         if status not in ("arrived", "kept"):
-            why = {"open": "before it came", "used": "though it was used before", "cancelled": "after its cancellation"}
-            reason = why.get(status, f"though it was {status}")
+            lateness = {
+                "open": "before it came",
+                "used": "though it was used before",
+                "cancelled": "after its cancellation",
+            }
+            reason = lateness.get(status, f"though it was {status}")
             raise Broken("message", f"the message of task {task}, chunk {index}, is {what} {reason}")
         return place
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyk import __version__
-from anyk.base.errors import as_bad_input, printable
+from anyk.base import as_bad_input, printable
 from anyk.views.columns import Columns
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyk.base.errors import BadInput
-from anyk.base.plain import ByName
+from anyk.base import BadInput, ByName
 from anyk.codes import EXACT, Code
 from anyk.fleet import ATTACKED, Curve, Facts, MissingCode, Threshold
 from anyk.views.columns import Columns

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyk.base.plain import ByName
+from anyk.base import ByName
 from anyk.fleet import (
     Advice,
     Checked,
@@ -151,7 +151,7 @@ def plan_lines(plan: Plan) -> list[str]:
         besides = f"{seconds_text(driver)} s of each step are the driver's own"
     lines = [f"{advice}: {plan.why}", f"{run}; evidence: {plan.evidence}; {besides}"]
     if plan.verdict == "change":
-        lines.append(f"'{plan.best.spec}': {strategy(plan.best.spec, workers=plan.fleet.workers).summary}")
+        lines.append(f"'{plan.best.spec}': {strategy(plan.best.spec, workers=plan.workers).summary}")
         if plan.best.load > 1.0 - 1e-12:
             lines.append("every worker computes all of the data: then one is enough; --max-load sets a limit")
     lines.append(_cause(plan))

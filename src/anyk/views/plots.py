@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from anyk.base.arrays import Floats
-from anyk.base.errors import BadInput
+from anyk.base import BadInput, Floats
 from anyk.runs import Run, Spread, compare, compare_seeds, grouped, spread
 from anyk.runs.api import Recipe, finite_values
 from anyk.strategies import strategy as build_strategy

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from anyk.base.errors import BadInput, as_bad_input, needing
+from anyk.base import BadInput, as_bad_input, needing
 from anyk.problems import Coefficients
 from anyk.runs import OverSeeds, Run, SeedsComparison, compare, compare_seeds, grouped, mean_over, spread
 from anyk.runs.api import ASSUMED, DIFFERENT, LIMIT, SHOWN_FROM, ClusterSpeed, finite_values

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.base.errors import as_bad_input, needing
+from anyk.base import as_bad_input, needing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.base.arrays import Flags, Floats
-from anyk.base.errors import BadInput
-from anyk.base.plain import ByName
+from anyk.base import BadInput, ByName, Flags, Floats
 from anyk.delays import Fit, fit
 from anyk.fleet import rounded, spans
 from anyk.graphs import Mixing

@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from anyk.base.checks import typed
-from anyk.base.errors import BadInput, as_bad_input, printable
-from anyk.base.plain import ByName
-from anyk.base.regular_files import remove_abandoned
+from anyk.base import BadInput, ByName, as_bad_input, printable, remove_abandoned, typed
 from anyk.runs import Following, Run, is_race
 from anyk.runs.api import COPIES, LOG_FILE, RACE_FILE, log_state, newest_seal, read_race, run_folders
 from anyk.views.exports.prometheus import Port

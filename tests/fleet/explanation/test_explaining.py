@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk.base import keyed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.cli import main
 from anyk.fleet.explanation.attribution import culprits, drifts, groups, lower_median, mean_burst, shares
 from anyk.fleet.records import Record
@@ -99,7 +99,7 @@ def test_slowness_that_lasts_does_not_make_a_culprit(noise: str) -> None:
                 slow[t] = state[t] < np.where(slow[t - 1], 0.7, 0.03)
         jitter = 1.0 + random.exponential(0.05, (60, 12))
         times = np.exp(0.3 * state) if noise == "autoregressive" else np.where(slow, 4.0, 1.0) * jitter
-        named += bool(culprits(times, keyed.generator(seed, "explain")).named.any())
+        named += bool(culprits(times, keyed_generator(seed, "explain")).named.any())
     assert named <= 5
 
 
@@ -218,7 +218,7 @@ def test_a_slower_worker_is_named_beside_a_much_slower_one() -> None:
         times = jitter(seed, 60, 12)
         times[:, 0] *= 2.0
         times[:, 1] *= 1.3
-        both += {0, 1} <= set(np.flatnonzero(culprits(times, keyed.generator(seed, "explain")).named).tolist())
+        both += {0, 1} <= set(np.flatnonzero(culprits(times, keyed_generator(seed, "explain")).named).tolist())
     assert both >= 38
 
 
@@ -250,8 +250,8 @@ def test_slowness_of_ten_rounds_names_no_worker_rack_or_drift(law: Any, workers:
     counts = np.zeros(3)
     for seed in range(60):
         times = law(np.random.default_rng([seed, workers]), rounds, workers)
-        named = culprits(times, keyed.generator(seed, "explain")).named.any()
-        counts += named, bool(groups(times, keyed.generator(seed, "explain"))), drifts(times)
+        named = culprits(times, keyed_generator(seed, "explain")).named.any()
+        counts += named, bool(groups(times, keyed_generator(seed, "explain"))), drifts(times)
     assert (counts <= 7).all(), counts
 
 

@@ -718,7 +718,35 @@ def test_a_resumed_ledger_knows_which_tasks_came_before() -> None:
     assert resumed.endings == {(0, 0): "cancelled", (1, 0): "cancelled"} and not resumed.ledger.cut_off
 
 
-@pytest.mark.parametrize("seed", range(12))
+def test_a_cancelled_task_stays_cancelled_in_a_resumed_ledger() -> None:
+    """Although another of its batch goes on."""
+    books = Books()
+    books.dispatch(0, [0, 1])
+    books.cancel([0], later=True)
+    resumed = books.resumed()
+    assert set(resumed.ledger.under_way) == {1}
+    assert not resumed.reply(0, 0) and resumed.endings == {(0, 0): "discarded"}
+
+
+def test_a_second_cancellation_does_not_change_the_time() -> None:
+    books = Books()
+    books.dispatch(0, [0, 1])
+    books.cancel([1], later=True)  # at 2
+    books.cancel(range(2), later=True)  # at 3
+    books.reply(1, 1)
+    assert books.chunks("cancelled") == {(1, 0): 2.0}
+
+
+def test_a_resumed_ledger_knows_the_progress_of_tasks() -> None:
+    books = Books()
+    books.dispatch(0, [0], [(Chunk((0, 1, 2), (1.0,) * 3, send="request"),)])
+    books.ledger.progress(Progress(1.0, 0, 0, 0, 2))
+    resumed = books.resumed()
+    resumed.cancel([0], later=False)
+    assert resumed.chunks("done") == {(0, 0): 2}
+
+
+@pytest.mark.parametrize("seed", range(30))
 def test_a_resumed_ledger_goes_on_as_if_uninterrupted(seed: int) -> None:
     books, oracle = Books(), Oracle()
     for _ in moves(books, oracle, seed, 60 + seed):

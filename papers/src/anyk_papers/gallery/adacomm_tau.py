@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base import keyed
+from anyk.base import keyed_generator
 from anyk.optimizers import GD, Optimizer
 from anyk.problems import LeastSquares
 from anyk.problems.base import Problem
@@ -58,7 +58,7 @@ def unlike_workers() -> tuple[LeastSquares, float]:
     Each worker has curvatures and an optimum of its own, so that local steps take it away from the common optimum: a
     large fixed tau has a floor.
     """
-    random = keyed.generator(0, "gallery-adacomm-tau")
+    random = keyed_generator(0, "gallery-adacomm-tau")
     rows, features = 40, 10
     X = random.standard_normal((P, rows, features)) * np.exp(random.uniform(-1.5, 0.5, (P, 1, features)))
     y = (X * (1.0 + 0.7 * random.standard_normal((P, 1, features)))).sum(axis=2)

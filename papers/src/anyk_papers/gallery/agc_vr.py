@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from anyk.base import keyed
+from anyk.base import keyed_generator
 from anyk.optimizers import GD
 from anyk.problems import LeastSquares
 from anyk_papers.item import Criterion, Item, Ratio
@@ -24,7 +24,7 @@ SHOWN = 1e-14  # what is below it is drawn there: rounding
 
 def problem() -> LeastSquares:
     """Return least squares with very different curvatures, of 10 groups of rows with different best models."""
-    random = keyed.generator(0, "gallery-agc-vr")
+    random = keyed_generator(0, "gallery-agc-vr")
     rows, features = 3_000, 20
     X = random.standard_normal((rows, features)) * np.geomspace(1.0, 0.2, features)
     slopes = np.repeat(random.standard_normal((10, features)), rows // 10, axis=0) * 0.5 + 1.0

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from anyk import code
-from anyk.base import keyed
+from anyk.base import keyed_generator
 from anyk.codes import Algorithmic
 from anyk_papers.gallery.bibd_adversarial import decoded_error
 from anyk_papers.gallery.random_codes import CODES, K
@@ -24,7 +24,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Results:
     for draw in range(lab.size(20, 5)):
         spec = CODES[case["code"]].format(load=10, seed=1000 * seed + draw, inside=0.8)
         random_code = code(spec, workers=K)
-        lost = keyed.generator(seed, "gallery-algorithmic", draw).permutation(K)[:LOST]
+        lost = keyed_generator(seed, "gallery-algorithmic", draw).permutation(K)[:LOST]
         errors.append(decoded_error(random_code, lost, Algorithmic(iterations=case["iterations"])))
         optimal.append(decoded_error(random_code, lost, "least-squares"))
     return {

@@ -3,8 +3,7 @@
 import numpy as np
 
 from anyk import code
-from anyk.base import keyed
-from anyk.base.arrays import Indices
+from anyk.base import Indices, keyed_generator
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.decoders import Method, method
 from anyk.codes.search import is_exhaustive
@@ -41,7 +40,7 @@ def errors(code: Code, lost: int, sets: int, seed: int) -> Results:
     """
     n, bound = code.workers, code.worst_error(lost)
     random_errors = [
-        decoded_error(code, keyed.generator(seed, "gallery-stragglers", n, lost, draw).permutation(n)[:lost])
+        decoded_error(code, keyed_generator(seed, "gallery-stragglers", n, lost, draw).permutation(n)[:lost])
         for draw in range(sets)
     ]
     worst = max(decoded_error(code, np.array(worst_stragglers(code, lost)[0], dtype=int)), *random_errors)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from anyk.base.arrays import Vector
+from anyk.base import Vector
 from anyk.callbacks import Callback, StepInfo
 from anyk.fleet import cooperative_bound
 from anyk.graphs import elastic, graph, zeta

@@ -3,8 +3,7 @@
 import numpy as np
 
 from anyk import strategy
-from anyk.base.arrays import Floats
-from anyk.base.errors import BadInput
+from anyk.base import BadInput, Floats
 from anyk.graphs import elastic, zeta
 from anyk.optimizers import GD
 from anyk_papers.gallery.coop_bound import Models

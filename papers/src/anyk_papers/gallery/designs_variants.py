@@ -1,7 +1,7 @@
 """Codes for numbers of workers without a block design: products and biregular codes, bound and search."""
 
 from anyk import code
-from anyk.base.errors import BadInput
+from anyk.base import BadInput
 from anyk_papers.gallery.bibd_adversarial import errors
 from anyk_papers.item import Criterion, Item
 from anyk_papers.item_table import Case, Table

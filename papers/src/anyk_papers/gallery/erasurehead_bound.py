@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.arrays import Floats, Vector
+from anyk.base import Floats, Vector, keyed_generator
 from anyk.callbacks import Callback, StepInfo
 from anyk.fleet.theory.erasurehead import excess_bound, missing
 from anyk.optimizers import GD
@@ -38,7 +37,7 @@ class WeightRecorder(Callback):
 
 def runs(lab: Lab, case: Case, seed: int) -> Results:
     """Measure the mean excess loss after each step and the weights of partitions; compute both bounds."""
-    random = keyed.generator(seed, "gallery-erasurehead-bound")
+    random = keyed_generator(seed, "gallery-erasurehead-bound")
     X = random.standard_normal((N * ROWS, FEATURES))
     problem = LeastSquares(X, X @ random.standard_normal(FEATURES) + 0.1 * random.standard_normal(len(X)), l2=0.0)
     beta, mu = np.linalg.eigvalsh(X.T @ X / len(X))[[-1, 0]]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from anyk import code
-from anyk.base import keyed
+from anyk.base import keyed_generator
 from anyk.delays import ShiftedExponential
 from anyk.fleet.theory.erasurehead import missing, seconds_bound, step_seconds
 from anyk.optimizers import GD
@@ -43,7 +43,7 @@ def lacking(lab: Lab, case: Case, seed: int) -> Results:
     c, n = case["load"], case["partitions"]
     built, lacks = code(f"frc:load={c},partitions={n}", workers=N), []
     for draw in range(lab.size(4_000, 400)):
-        replying = keyed.generator(seed, "gallery-lacking", c, n, draw).permutation(N)[:REPLIES]
+        replying = keyed_generator(seed, "gallery-lacking", c, n, draw).permutation(N)[:REPLIES]
         lacks.append(1.0 - (built.decode(replying).weights @ built.encoding)[::c])
     absent = np.array(lacks)
     either = 1.0 - (1.0 - absent[:, 1:]) * (1.0 - absent[:, :-1])
@@ -53,7 +53,7 @@ def lacking(lab: Lab, case: Case, seed: int) -> Results:
 
 def least_squares(workers: int) -> LeastSquares:
     """Return least squares with as many partitions as workers; the slowest direction has the error."""
-    random = keyed.generator(0, "gallery-theorem-3")
+    random = keyed_generator(0, "gallery-theorem-3")
     X = np.tile(np.linalg.qr(random.standard_normal((40, 3)))[0] * [9.0, 6.0, 3.0], (workers, 1))
     y = X @ [0.0, 0.0, 5.0] + 0.1 * np.repeat(random.standard_normal(workers), 40)
     return LeastSquares(X, y, l2=0.0)

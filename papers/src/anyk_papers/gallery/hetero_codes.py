@@ -3,7 +3,7 @@
 import numpy as np
 
 from anyk import codes
-from anyk.base import keyed
+from anyk.base import keyed_generator
 from anyk.codes import Code
 from anyk_papers.item import Criterion, Item
 from anyk_papers.item_table import Case, Table
@@ -40,7 +40,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Results:
     spec, decoder = CODES[case["code"]]
     code = codes.code(spec.format(seed=seed), workers=N)
     encoding = np.asarray(code.encoding.todense())
-    random = keyed.generator(seed, "gallery-hetero-codes")
+    random = keyed_generator(seed, "gallery-hetero-codes")
 
     def decoded() -> np.ndarray:
         """Return the coefficients of the partitions for random replies."""
@@ -49,7 +49,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Results:
 
     sets, steps = lab.size(4_000, 1_000), lab.size(300, 100)
     drawn = np.array([decoded() for _ in range(sets)])
-    data = keyed.generator(seed, "gallery-hetero-codes-data")
+    data = keyed_generator(seed, "gallery-hetero-codes-data")
     A = data.standard_normal((code.partitions, 8, FEATURES)) + 0.3 * data.standard_normal(
         (code.partitions, 1, FEATURES)
     )

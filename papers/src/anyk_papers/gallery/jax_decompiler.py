@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.errors import needing
+from anyk.base import needing
 from anyk_papers.item import Criterion, Item, Ratio, Value
 from anyk_papers.item_table import Case, Table
 from anyk_papers.lab import Lab, Results

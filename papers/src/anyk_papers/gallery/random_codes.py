@@ -3,7 +3,7 @@
 import numpy as np
 
 from anyk import code
-from anyk.base import keyed
+from anyk.base import keyed_generator
 from anyk.codes import Code
 from anyk.fleet import chosen_stragglers
 from anyk.fleet.theory.adversaries import Knowledge
@@ -34,7 +34,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Results:
             load=case["load"], seed=1000 * seed + draw, inside=0.8 if case["load"] == 10 else 0.4
         )
         random_code = code(spec, workers=K)
-        gone = keyed.generator(seed, "gallery-random-codes", draw, lost).permutation(K)[:lost]
+        gone = keyed_generator(seed, "gallery-random-codes", draw, lost).permutation(K)[:lost]
         for decoder, squares in errors.items():
             squares.append(decoded_error(random_code, gone, decoder))
     return {decoder: float(np.mean(squares)) for decoder, squares in errors.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.base.arrays import Floats
+from anyk.base import Floats
 from anyk.clusters import cluster
 from anyk.fleet import sequential_candidates
 from anyk.optimizers import GD

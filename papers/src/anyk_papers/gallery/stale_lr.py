@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.errors import RunFailed
+from anyk.base import RunFailed, keyed_generator
 from anyk.callbacks import Callback, EvaluationInfo
 from anyk.fleet import stability_limit
 from anyk.optimizers import GD
@@ -30,7 +29,7 @@ class LossRecorder(Callback):
 
 def measure(lab: Lab, case: Case, seed: int) -> Results:
     """Train at a multiple of the largest rate that is stable when every gradient is P - 1 versions old."""
-    random = keyed.generator(0, "gallery-stale-lr")
+    random = keyed_generator(0, "gallery-stale-lr")
     X = random.standard_normal((800, 10))
     problem = LeastSquares(X, X @ random.standard_normal(10) + 0.3 * random.standard_normal(800), l2=0.0)
     rate = case["rate"] * stability_limit(case["P"] - 1) / problem.smoothness()

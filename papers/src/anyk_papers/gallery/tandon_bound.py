@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from anyk.base.errors import BadInput
+from anyk.base import BadInput
 from anyk.codes import Code, code
 from anyk_papers.item import Criterion, Item
 from anyk_papers.item_table import Case, Table, cases

@@ -18,7 +18,7 @@ import numpy as np
 
 from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import BadInput, RunFailed
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.clusters.available import available_memory
 from anyk.clusters.contract import PINNED, Report
 from anyk.clusters.injection import ClusterOptions
@@ -145,7 +145,7 @@ class Processes(Remote[_ProcessHandle]):
             "preload": self.preload,
             "spoiled": self.spoiled,
         }
-        return show(self.name, values, {"byzantine": (), "children": 64, "preload": (), "spoiled": ""})
+        return show_spec(self.name, values, {"byzantine": (), "children": 64, "preload": (), "spoiled": ""})
 
     @property
     def helper(self) -> int | None:

@@ -18,7 +18,7 @@ from anyk.base.arrays import Array, DType, Vector
 from anyk.base.checks import NonnegativeNumber, typed
 from anyk.base.errors import BadInput, RunFailed, as_bad_input
 from anyk.base.regular_files import LockedFolder, remove_abandoned
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.clusters.contract import Envelope, Key
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
@@ -163,7 +163,7 @@ class Ray(Networked[_ActorHandle]):
             "spoiled": self.spoiled,
         }
         defaults = {"address": "", "cpus": 1.0, "gpus": 0.0, "nodes": (), "byzantine": (), "spoiled": ""}
-        return show(self.name, values, defaults)
+        return show_spec(self.name, values, defaults)
 
     # ------------------------------------------------------------------------------------------- life
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Array, Vector
 from anyk.base.errors import RunFailed
+from anyk.base.keyed import array_digest
 from anyk.clusters.contract import Report
 from anyk.clusters.local import Local, LocalStepper, State
 from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack, spoil
@@ -347,7 +347,7 @@ class Worker(Channel[R]):
                 base=compressed.w,
                 states=self._states,
             )
-            bits = keyed.digest(sent)
+            bits = array_digest(sent)
         started, computing = times
         report = Report(
             REPLY,

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Vector
+from anyk.base.keyed import array_digest
 from anyk.clusters.local import Local, LocalStepper
 from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack
 from anyk.clusters.packing import pack, unpack
@@ -104,4 +104,4 @@ class ComputingStore(VectorStore):
         payload = pack(task, chunk, version, self._seed, vector=out, base=base, states=self.states[worker])
         unpacked = unpack(chunk, version, self._seed, payload, length=out.size, dtype=out.dtype, base=base)
         self.arrived[task, index] = Message(ids, unpacked, worker)
-        return None, keyed.digest(payload)
+        return None, array_digest(payload)

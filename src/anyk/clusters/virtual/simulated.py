@@ -12,7 +12,7 @@ import numpy as np
 from anyk.base.arrays import Vector
 from anyk.base.checks import check_range, typed
 from anyk.base.errors import BadInput
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.local import Local
@@ -103,7 +103,7 @@ class Simulated(Cluster):
     @property
     def spec(self) -> str:
         costs = {} if self.compute is None else vars(self.compute)
-        return show(self.name, {**costs, "byzantine": self.byzantine}, {"byzantine": ()})
+        return show_spec(self.name, {**costs, "byzantine": self.byzantine}, {"byzantine": ()})
 
     # ------------------------------------------------------------------------------------------- life
 

@@ -12,12 +12,7 @@ import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
-from anyk.base import specs
-from anyk.base.arrays import Array, Vector
-from anyk.base.checks import AtLeastOne, typed
-from anyk.base.errors import BadInput
-from anyk.base.plain import values_of
-from anyk.base.specs import Spec
+from anyk.base import Array, AtLeastOne, BadInput, Registry, Spec, Vector, typed, values_of
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel
 from anyk.fleet.auto.parts import NAME, UNCODED, AutoConfig, Part, Parts, continues, read_auto, with_models
@@ -60,7 +55,7 @@ class AutoSettings:
     max_load: float = 1.0
 
 
-modes: specs.Registry[AutoSettings] = specs.Registry("mode")
+modes: Registry[AutoSettings] = Registry("mode")
 modes.register("auto")(AutoSettings)
 
 

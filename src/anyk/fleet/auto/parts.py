@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from anyk.base.errors import BadInput
-from anyk.base.plain import ByName, values_of
-from anyk.base.specs import Spec
+from anyk.base import BadInput, ByName, Spec, values_of
 from anyk.fleet.plans.check import Checked, check
 from anyk.fleet.plans.judging import Choice
 from anyk.fleet.plans.measured_fleet import code_of

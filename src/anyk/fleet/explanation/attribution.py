@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.base.arrays import Flags, Floats
+from anyk.base import Flags, Floats
 
 SHUFFLES = 199
 _COST_SHUFFLES = 199

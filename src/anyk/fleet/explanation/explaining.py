@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.arrays import Floats
-from anyk.base.checks import AtLeastZero, typed
-from anyk.base.errors import BadInput
+from anyk.base import AtLeastZero, BadInput, Floats, keyed_generator, typed
 from anyk.delays import fit
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.sentences import Explanation, WorkerCost, sentences
@@ -59,7 +56,7 @@ def _explained(record: Record, today: str | Strategy, seed: int) -> Explanation:
         raise BadInput(f"explaining a fleet needs at least 2 rounds of 2 workers, got {len(times)} x {times.shape[1]}")
     n = len(record.workers)
     strategy = build_strategy(today, workers=n) if isinstance(today, str) else today
-    generator = keyed.generator(seed, "explain")
+    generator = keyed_generator(seed, "explain")
     medians = attribution.lower_median(times)
     total, level = float(np.nanmax(times, axis=1).sum()), float(medians.sum())
     calm = len(medians) * float(np.quantile(medians, 0.5, method="lower"))

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from anyk.base.arrays import Flags, Floats
-from anyk.base.plain import ByName
+from anyk.base import ByName, Flags, Floats
 from anyk.delays import DelayModel, parse
 from anyk.fleet.explanation.attribution import BLOCKS, DRIFT, STRAGGLER, lower_median, mean_burst, slow_kind
 from anyk.fleet.records import Record

@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from anyk import codes
-from anyk.base import keyed
-from anyk.base.arrays import Floats
-from anyk.base.errors import BadInput, RunFailed
-from anyk.base.specs import parse, with_keys
+from anyk.base import BadInput, Floats, RunFailed, keyed_generator, parse_spec, with_keys
 from anyk.delays import HEAVIEST, Bimodal, Pareto, fit
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, Quality, VectorSize, code_of, loads_of, slowness
 from anyk.problems import Tell
@@ -62,7 +59,7 @@ def build_candidate(spec: str, workers: Workers, models: int, *, exact: bool = F
 
 def batch_of(strategy: Strategy) -> int:
     """Return the number of samples of a step; 0: all of the data."""
-    part_batch = parse(strategy.spec)[1].get("batch", "0")
+    part_batch = parse_spec(strategy.spec)[1].get("batch", "0")
     return int(part_batch) * _sampled_parts(strategy) if part_batch.isdigit() else 0
 
 
@@ -321,7 +318,7 @@ def imputations(fleet: MeasuredFleet, seed: int) -> tuple[list[MeasuredFleet], b
     """
     factors = slowness(fleet.times)
     relative = fleet.times / factors
-    uniforms = keyed.generator(seed, "imputed").random(relative.shape)
+    uniforms = keyed_generator(seed, "imputed").random(relative.shape)
     uncensored = relative[~fleet.censored]
     try:
         models = [candidate.law for candidate in fit(relative, censored=fleet.censored) if candidate.misfit <= _MISFIT]

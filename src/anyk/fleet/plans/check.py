@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.checks import typed
-from anyk.base.errors import BadInput, RunFailed, as_bad_input
-from anyk.base.plain import to_plain, values_of
+from anyk.base import BadInput, RunFailed, as_bad_input, to_plain, typed, values_of
 from anyk.delays import parse as parse_delays
 from anyk.fleet.explanation.sentences import seconds_text
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, completed, fleet_of, loads_of, sample_record
@@ -21,7 +19,7 @@ from anyk.fleet.plans.plan import plan
 from anyk.fleet.records import Record, read
 from anyk.problems import Tell
 from anyk.runs import Promise, Run
-from anyk.runs.api import Estimate, Source, waits_of_steps, with_plugins
+from anyk.runs.api import Estimate, RecordOrigin, waits_of_steps, with_plugins
 from anyk.strategies import strategy as build_strategy
 
 _GRID = 2.0**30  # parts of a second to which seconds are rounded, so that sums are exact
@@ -247,7 +245,7 @@ class Split:
         return Record(fleet.times, fleet.censored, load=fleet.load, parts={"compute": computing})
 
 
-def _find_record(source: Source, workers: int, instead: str | Path | Record | None) -> Record:
+def _find_record(source: RecordOrigin, workers: int, instead: str | Path | Record | None) -> Record:
     """Return the record that a plan was made from; raise BadInput if it is missing or has changed."""
     columns = {} if isinstance(instead, Record) else values_of(source, "round", "worker", "seconds")
     if instead is not None:

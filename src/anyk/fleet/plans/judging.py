@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.base import keyed
-from anyk.base.arrays import Floats
+from anyk.base import Floats, keyed_generator
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import USUAL, MeasuredFleet, loads_of, vectors_held
@@ -213,7 +212,7 @@ class Judgement:
         length: float = max(block_length(self._table[0]), float(np.cbrt(rounds)), 2.0 * burst)
         self.block = max(1, min(math.ceil(length), rounds // 3))
         self._resamples = resample(
-            rounds, self.horizon, self.block, request.resamples, keyed.generator(request.seed, "plan")
+            rounds, self.horizon, self.block, request.resamples, keyed_generator(request.seed, "plan")
         )
         self.thin = rounds < _FEW or self._resamples.effective < _INDEPENDENT
         # in few rounds the rarest stalls do not occur, so that seconds vary more than these rounds show
@@ -273,7 +272,7 @@ class Judgement:
         Seeds are resampled like rounds: all seeds for the record, one for the future, the same for all strategies,
         and deviations are widened as by Student's t for so few.
         """
-        pace, random = self._pace, keyed.generator(seed, "seeds")
+        pace, random = self._pace, keyed_generator(seed, "seeds")
         resamples = len(pace.past)
         past_seeds, future_seed = random.integers(0, SEEDS, (resamples, SEEDS)), random.integers(0, SEEDS, resamples)
         center, past, future = np.full_like(pace.center, np.nan), pace.past.copy(), pace.future.copy()

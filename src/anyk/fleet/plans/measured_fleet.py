@@ -12,10 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from anyk import codes
-from anyk.base import keyed
-from anyk.base.arrays import Flags, Floats
-from anyk.base.errors import BadInput
-from anyk.base.specs import parse
+from anyk.base import BadInput, Flags, Floats, keyed_generator, parse_spec
 from anyk.clusters import Compute, Simulated
 from anyk.compression import compressor
 from anyk.delays import DelayModel, TableDelays
@@ -85,7 +82,7 @@ def vectors_held(strategy: Strategy, state: int) -> int:
     vectors, inner = _OWN, strategy.layout.inner
     if inner is not None:
         vectors += _OWN + (build_optimizer(inner, lr=1.0).vectors if inner else state)
-    name, values = parse(strategy.spec)
+    name, values = parse_spec(strategy.spec)
     return vectors + (name == "compressed" and compressor(values["by"].strip("()")).feedback)
 
 
@@ -377,7 +374,7 @@ def completed(record: Record) -> Completed:
         levels = np.nanmedian(logs - speeds, axis=1, keepdims=True)
         speeds = np.nanmedian(logs - levels, axis=0)
     usual = levels + speeds
-    generator = keyed.generator(0, "gaps")
+    generator = keyed_generator(0, "gaps")
     times, absent = seconds.copy(), seconds.copy()
     for worker in range(times.shape[1]):
         missing = ~measured[:, worker]

@@ -11,11 +11,22 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from anyk.base import html, keyed
-from anyk.base.checks import AtLeastOne, AtLeastZero, Nonnegative, PositiveShare, typed
-from anyk.base.errors import BadInput, RunFailed
-from anyk.base.plain import ByName, to_plain, values_of
-from anyk.base.specs import Spec
+from anyk.base import (
+    AtLeastOne,
+    AtLeastZero,
+    BadInput,
+    ByName,
+    Nonnegative,
+    PositiveShare,
+    RunFailed,
+    Spec,
+    html_table,
+    html_text,
+    keyed_generator,
+    to_plain,
+    typed,
+    values_of,
+)
 from anyk.delays import DelayModel, SecondsOrZero
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import at_median, explain
@@ -30,7 +41,7 @@ from anyk.optimizers import split_rate
 from anyk.problems import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, Workers, models_trained
 from anyk.runs import Evaluate, Promise, Run
-from anyk.runs.api import USUAL, Limits, Source, Today, check_limits, read_evaluate
+from anyk.runs.api import USUAL, Limits, RecordOrigin, Today, check_limits, read_evaluate
 from anyk.strategies import strategy as build_strategy
 
 WorkersGiven = int | tuple[int, int] | Workers | None
@@ -103,7 +114,7 @@ def repaired(fleet: MeasuredFleet, column: int) -> MeasuredFleet:
 def with_spares(fleet: MeasuredFleet, count: int, seed: int) -> MeasuredFleet:
     """Return the fleet with further workers of typical speed, delayed in each round like another, sampled by key."""
     rounds, workers = fleet.times.shape
-    places = keyed.generator(seed, "spares").integers(0, workers, (rounds, count))
+    places = keyed_generator(seed, "spares").integers(0, workers, (rounds, count))
     relative = fleet.times / slowness(fleet.times)
     times = np.hstack([fleet.times, np.take_along_axis(relative, places, axis=1)])
     censored = np.hstack([fleet.censored, np.take_along_axis(fleet.censored, places, axis=1)])
@@ -169,7 +180,7 @@ class Plan:
     others: tuple[Choice, ...]
     advice: tuple[Advice, ...]
     probe: str | None
-    record: Source
+    record: RecordOrigin
     fleet: FleetSummary
     slopes: tuple[float, ...]
     max_load: float
@@ -203,7 +214,7 @@ class Plan:
         advice = headline(self.verdict, self.today)
         sentence = f"{advice}: {self.why}; for a run of {self.horizon:,} steps; evidence: {self.evidence}"
         title = "seconds a step" if self.target is None else "seconds to the target"
-        return html.table(["strategy", title, "gain", "load"], rows) + html.text(sentence)
+        return html_table(["strategy", title, "gain", "load"], rows) + html_text(sentence)
 
     def report(self) -> dict[str, Any]:
         """Return the plan as plain values for JSON."""
@@ -422,7 +433,7 @@ def _answer(
             seed=request.seed,
         ),
         probe=probe(judged.today, judged.others),
-        record=Source(
+        record=RecordOrigin(
             digest=record.digest,
             load=fleet.load,
             block=judged.block,
@@ -458,7 +469,7 @@ def _drift(causes: Explanation) -> list[str]:
 
 
 def _origin(source: Readable | DelayModel, reading: ByName) -> ByName:
-    """Return where a record comes from, for :class:`Source`: a path with its columns, a delay law, or neither."""
+    """Return where a record comes from, for :class:`RecordOrigin`: a path with its columns, a delay law, or neither."""
     if isinstance(source, DelayModel):
         return {"law": source.spec}
     path = source.path if isinstance(source, Run) else source if isinstance(source, str | Path) else None

@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.base.arrays import Floats
-from anyk.base.checks import AtLeastOne, FiniteNumber, NonnegativeNumber, check_range, typed
-from anyk.base.errors import BadInput
+from anyk.base import AtLeastOne, BadInput, FiniteNumber, Floats, NonnegativeNumber, check_range, typed
 from anyk.codes import FractionalRepetition
 from anyk.strategies import (
     LEAST_SECONDS,

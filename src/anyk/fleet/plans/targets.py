@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.base.arrays import Floats
-from anyk.base.errors import BadInput, RunFailed
+from anyk.base import BadInput, Floats, RunFailed
 from anyk.clusters import Simulated
 from anyk.fleet.plans.candidates import Timed, batch_of, build_candidate, count_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.arrays import Array
-from anyk.base.errors import BadInput
+from anyk.base import Array, BadInput
 from anyk.delays import in_order, plain_name
 from anyk.fleet.records.packed import open_packed, stem
 from anyk.fleet.records.record import Record

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.base.arrays import Floats
-from anyk.base.errors import BadInput
-from anyk.base.plain import ByName
+from anyk.base import BadInput, ByName, Floats
 from anyk.delays import in_order
 from anyk.fleet.records.packed import open_packed
 from anyk.fleet.records.record import Record

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import IO, Any
 
-from anyk.base.errors import BadInput, needing
+from anyk.base import BadInput, needing
 from anyk.tables import Limit, open_text, reading, shown
 
 _ZSTD = (".zst", ".zstd")

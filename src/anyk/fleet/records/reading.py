@@ -15,8 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from anyk.base.errors import BadInput, explaining
-from anyk.base.specs import Entry, Registry
+from anyk.base import BadInput, Entry, Registry, explaining
 from anyk.delays import Named, TimeTable, interpreted, read_arrays, read_times
 from anyk.fleet.records.json_traces import is_json, read_json
 from anyk.fleet.records.other_programs import COLUMNS, is_event_log, read_event_log, read_operations
@@ -180,12 +179,12 @@ def _of_table(path: Path, table: TimeTable, kind: str) -> Record:
     if table.alone and not table.names_worker:
         workers = (stem(path),)
     return Record(
-        table.times,
-        cut,
-        workers,
-        table.rounds,
-        float(loads[0]) if len(loads) else table.load,
-        more,
+        seconds=table.times,
+        censored=cut,
+        workers=workers,
+        rounds=table.rounds,
+        load=float(loads[0]) if len(loads) else table.load,
+        parts=more,
         remarks=(kind, *table.remarks),
     )
 
@@ -361,13 +360,13 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
         for kind in ("part ", "stage ")
     )
     return Record(
-        arrays["seconds"],
-        arrays["censored"],
-        tuple(arrays["workers"].tolist()),
-        tuple(int(t) for t in arrays["rounds"]),
-        float(arrays["load"]) if "load" in arrays else None,
-        parts,
-        stages,
+        seconds=arrays["seconds"],
+        censored=arrays["censored"],
+        workers=tuple(arrays["workers"].tolist()),
+        rounds=tuple(int(t) for t in arrays["rounds"]),
+        load=float(arrays["load"]) if "load" in arrays else None,
+        parts=parts,
+        stages=stages,
         driver=float(arrays["driver"]) if "driver" in arrays else None,
         crowding=max(1.0, float(arrays["crowding"])) if "crowding" in arrays else 1.0,
     )

@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.base.arrays import Flags, Floats, Indices
-from anyk.base.errors import BadInput, as_bad_input, needing
-from anyk.base.plain import ByName
+from anyk.base import BadInput, ByName, Flags, Floats, Indices, as_bad_input, needing
 from anyk.delays import MOST, in_order, summarised
 from anyk.protocol import Workers
 

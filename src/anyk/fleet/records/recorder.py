@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.base.checks import AtLeastZero, typed
-from anyk.base.errors import BadInput, as_bad_input, needing
+from anyk.base import AtLeastZero, BadInput, as_bad_input, needing, typed
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyk.base import keyed
-from anyk.base.arrays import Indices
-from anyk.base.checks import AtLeastOne, PositiveShare, typed
+from anyk.base import AtLeastOne, Indices, PositiveShare, keyed_generator, typed
 from anyk.codes import (
     Code,
     Decoding,
@@ -55,7 +53,7 @@ def chosen_stragglers(
     n = code.workers
     check_count(stragglers, n)
     if knows == "nothing":
-        lost = np.sort(keyed.generator(seed, "adversary", n, stragglers).permutation(n)[:stragglers])
+        lost = np.sort(keyed_generator(seed, "adversary", n, stragglers).permutation(n)[:stragglers])
     else:
         lost = _community(code, stragglers)
     present = np.setdiff1d(np.arange(n), lost)
@@ -163,7 +161,7 @@ def _median_error(code: Code, stragglers: int, how: Method, sets: int, seed: int
     n = code.workers
     squares = []
     for order in range(sets):
-        present = np.sort(keyed.generator(seed, "adversary-orders", n, order).permutation(n)[stragglers:])
+        present = np.sort(keyed_generator(seed, "adversary-orders", n, order).permutation(n)[stragglers:])
         squares.append(code.decode(replies_of(code, present), decoder=how).residual ** 2)
     return sorted(squares, reverse=True)[(sets - 1) // 2]
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import pi, sin, sqrt
 
-from anyk.base.checks import Positive, typed
-from anyk.base.errors import BadInput
+from anyk.base import BadInput, Positive, typed
 
 
 def error_floor(

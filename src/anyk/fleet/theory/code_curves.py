@@ -9,11 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyk import codes
-from anyk.base import keyed
-from anyk.base.arrays import Flags, Floats, Indices
-from anyk.base.checks import AtLeastOne, typed
-from anyk.base.errors import BadInput
-from anyk.base.specs import parse, show
+from anyk.base import AtLeastOne, BadInput, Flags, Floats, Indices, keyed_generator, parse_spec, show_spec, typed
 from anyk.codes import Code, check_count, check_workers, is_exhaustive, method, replies_of, worst_stragglers
 from anyk.problems import Tell
 
@@ -76,7 +72,7 @@ class Curve:
 
 def _random_sets(code: Code, stragglers: int, count: int, seed: int) -> list[Indices]:
     """Return the remaining replies of ``count`` random sets of stragglers."""
-    random = keyed.generator(seed, "straggler-sets", code.workers, stragglers)
+    random = keyed_generator(seed, "straggler-sets", code.workers, stragglers)
     workers = [random.choice(code.workers, code.workers - stragglers, replace=False) for _ in range(count)]
     return [replies_of(code, np.sort(present)) for present in workers]
 
@@ -147,7 +143,7 @@ def survey(
     for entry in codes.registry:
         try:
             tolerant = stragglers is not None and "stragglers" in entry.parameters()
-            spec = show(entry.name, {"stragglers": stragglers} if tolerant else {})
+            spec = show_spec(entry.name, {"stragglers": stragglers} if tolerant else {})
             code = codes.code(spec, workers=workers)
             rows.append(facts(code, stragglers=stragglers, seed=seed))
         except BadInput as error:
@@ -164,11 +160,11 @@ def draws_of(spec: str, *, workers: int, draws: int) -> list[Code]:
     [5, 1, 1]
     """
     first = codes.code(spec, workers=workers)
-    name, values = parse(spec)
+    name, values = parse_spec(spec)
     if draws == 1 or "seed" not in codes.registry.entries[name].parameters():
         return [first]
     seed = int(values.get("seed", "0"))
-    further = [codes.code(show(name, values | {"seed": seed + draw}), workers=workers) for draw in range(1, draws)]
+    further = [codes.code(show_spec(name, values | {"seed": seed + draw}), workers=workers) for draw in range(1, draws)]
     same = first.encoding.shape == further[0].encoding.shape and not (first.encoding != further[0].encoding).nnz
     return [first] if same else [first, *further]
 

@@ -14,8 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from anyk.base.checks import PositiveNumber, check_range, typed
-from anyk.base.errors import BadInput
+from anyk.base import BadInput, PositiveNumber, check_range, typed
 from anyk.codes import harmonic
 
 Scheme = Literal["uncoded", "exact", "approximate"]

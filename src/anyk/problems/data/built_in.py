@@ -20,7 +20,7 @@ import numpy as np
 from anyk.base.arrays import Array, Floats
 from anyk.base.checks import AtLeastOne, NonnegativeNumber, PositiveShare, typed
 from anyk.base.errors import BadInput, needing
-from anyk.base.keyed import generator
+from anyk.base.keyed import keyed_generator
 from anyk.base.named import admit_address
 from anyk.problems.base import Tell
 from anyk.problems.data.dataset import Dataset, Fraction, Task, assemble, read_target, sources
@@ -333,9 +333,11 @@ def synthetic(
     if density < 1:
         X = _sparse_normal(rows, features, density, seed)
     else:
-        X = generator(seed, "synthetic", "features").standard_normal((rows, features))
-    rule = generator(seed, "synthetic", "rule").standard_normal((features, scores)) / math.sqrt(features * density)
-    score = X @ rule + noise * generator(seed, "synthetic", "noise").standard_normal((rows, scores))
+        X = keyed_generator(seed, "synthetic", "features").standard_normal((rows, features))
+    rule = keyed_generator(seed, "synthetic", "rule").standard_normal((features, scores)) / math.sqrt(
+        features * density
+    )
+    score = X @ rule + noise * keyed_generator(seed, "synthetic", "noise").standard_normal((rows, scores))
     if task == "regression":
         return assemble(X, score[:, 0], task, test=test, seed=seed)
     y = np.where(score[:, 0] > 0, 1.0, -1.0) if task == "binary" else score.argmax(axis=1).astype(float)
@@ -350,8 +352,8 @@ def _sparse_normal(rows: int, features: int, density: float, seed: int) -> csr_a
     cells = rows * features
     expected = cells * density
     enough = math.ceil(expected + 10 * math.sqrt(expected) + 10)
-    places = np.cumsum(generator(seed, "synthetic", "places").geometric(density, size=enough)) - 1
+    places = np.cumsum(keyed_generator(seed, "synthetic", "places").geometric(density, size=enough)) - 1
     places = places[places < cells]
-    values = generator(seed, "synthetic", "features").standard_normal(len(places))
+    values = keyed_generator(seed, "synthetic", "features").standard_normal(len(places))
     starts = np.searchsorted(places, np.arange(rows + 1) * features)
     return csr_array((values, places % features, starts), shape=(rows, features))

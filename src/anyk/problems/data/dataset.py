@@ -17,8 +17,8 @@ import numpy as np
 from anyk.base.arrays import Array, Floats
 from anyk.base.checks import typed, value_class
 from anyk.base.errors import BadInput
-from anyk.base.keyed import generator
-from anyk.base.specs import Registry, parse, show
+from anyk.base.keyed import keyed_generator
+from anyk.base.specs import Registry, parse_spec, show_spec
 from anyk.problems.base import Ends, Index, Tell
 from anyk.tables import Column, Encoding, Matrix, merged
 
@@ -93,7 +93,7 @@ def load(spec: str, *, file: str | Path | None = None, progress: Tell | None = t
     >>> load("synthetic:rows=50,features=3").X_train.shape
     (40, 3)
     """
-    name, _ = parse(spec)
+    name, _ = parse_spec(spec)
     if Path(name).suffix and name not in sources:
         raise BadInput(
             f"'{name}' looks like a file; to read one use the data set 'file' with --data-file {name}, or "
@@ -155,9 +155,9 @@ def assemble(
     >>> assemble(np.eye(4), np.array([0, 1, 2, 1]), "multiclass", ("red", "green", "blue"), test=0.25, seed=0).classes
     ('red', 'green', 'blue')
     """
-    for name, part in (("X", X), ("X_test", X if X_test is None else X_test)):
-        if len(part.shape) != 2:
-            raise BadInput(f"{name} of a data set must be of shape (rows, features), got {part.shape}")
+    for name, inputs in (("X", X), ("X_test", X if X_test is None else X_test)):
+        if len(inputs.shape) != 2:
+            raise BadInput(f"{name} of a data set must be of shape (rows, features), got {inputs.shape}")
     rows, features = X.shape
     y = _checked_target(y, rows + (0 if X_test is None else X_test.shape[0]), task, classes)
     if not features:
@@ -180,8 +180,8 @@ def _checked_target(y: Any, rows: int, task: Task, classes: tuple[str, ...]) -> 
     if not isinstance(classes, tuple) or not all(isinstance(name, str) for name in classes):
         raise BadInput(f"classes of a data set must be their names, a tuple of texts, got {classes!r}")
     if task != "regression":
-        known = (-1, 1) if task == "binary" else range(len(classes))
-        if (wrong := y[~np.isin(y, known)]).size:
+        allowed = (-1, 1) if task == "binary" else range(len(classes))
+        if (wrong := y[~np.isin(y, allowed)]).size:
             numbers = f"the number of one of its {len(classes)} classes, from 0" if task == "multiclass" else "-1 or 1"
             raise BadInput(f"y of a data set for task={task} must be {numbers}, got {wrong[0]:g}")
     targets: Floats = y.astype(np.float64, copy=False)
@@ -195,7 +195,7 @@ def split_rows(rows: int, test: Fraction, seed: int) -> tuple[Array, Array]:
         raise BadInput(f"a data set needs at least 2 rows, one to train and one to test, got {rows}")
     # Rounded before ceil: 0.7 * 10 is a hair above 7, which is no reason to hold out an eighth row.
     test_rows = min(max(math.ceil(round(test * rows, 6)), 1), rows - 1)
-    order = generator(seed, "split").permutation(rows)
+    order = keyed_generator(seed, "split").permutation(rows)
     return order[: rows - test_rows], order[rows - test_rows :]
 
 
@@ -293,7 +293,7 @@ class Dirichlet:
     @property
     def spec(self) -> str:
         """The spec that builds this split."""
-        return show("dirichlet", {"alpha": self.alpha, "seed": self.seed}, {"seed": 0})
+        return show_spec("dirichlet", {"alpha": self.alpha, "seed": self.seed}, {"seed": 0})
 
     @property
     def digest_arrays(self) -> tuple[Array, ...]:
@@ -308,12 +308,12 @@ class Dirichlet:
         """
         _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
         rows = [
-            generator(self.seed, "dirichlet rows", c).permutation(np.flatnonzero(codes.reshape(-1) == c))
+            keyed_generator(self.seed, "dirichlet rows", c).permutation(np.flatnonzero(codes.reshape(-1) == c))
             for c in range(len(counts))
         ]
         used, partitions = np.zeros_like(counts), []
         for j, (a, b) in enumerate(pairwise(ends.tolist())):
-            amounts = _sample_amounts(self.alpha, counts - used, b - a, generator(self.seed, "dirichlet", j))
+            amounts = _sample_amounts(self.alpha, counts - used, b - a, keyed_generator(self.seed, "dirichlet", j))
             taken = [rows[c][used[c] : used[c] + number] for c, number in enumerate(amounts.tolist())]
             partitions.append(np.sort(np.concatenate(taken)))
             used += amounts

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.checks import value_class
 from anyk.base.errors import BadInput, RunFailed, describe_error
+from anyk.base.keyed import array_digest, keyed_integer
 from anyk.problems.base import Index, cut
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import SampledOnce, Samples
@@ -92,7 +92,7 @@ class StreamSamples(SampledOnce):
         """Return a mini-batch of ``len(rows)`` samples, an equal number from each partition; ``rows`` is its key."""
         if rows is None:
             raise BadInput(NO_PASS)
-        key = keyed.digest(np.ascontiguousarray(rows, dtype=np.int64))
+        key = array_digest(np.ascontiguousarray(rows, dtype=np.int64))
         counts = np.diff(cut(len(rows), len(partitions))).tolist()
         samples: list[Sample] = []
         for j, count in zip(partitions, counts, strict=True):
@@ -107,7 +107,7 @@ class StreamSamples(SampledOnce):
 
     def read_some(self, samples: int, of: str) -> Samples:
         """Return at most ``samples`` samples of partition 0 from a separate process; ``of``: a part of their key."""
-        seed = keyed.integer(samples, "stream", of) >> 31
+        seed = keyed_integer(samples, "stream", of) >> 31
         return self._form(_decode(map_in_processes(partial(_encode_samples, self._make, samples), [seed])[0]))
 
 
@@ -126,7 +126,7 @@ ENDS = "held_out is evaluated as a whole, but a stream has no end; give arrays, 
 
 
 def _seed(key: int, partition: int) -> int:
-    return keyed.integer(key, "stream", partition) >> 31
+    return keyed_integer(key, "stream", partition) >> 31
 
 
 def _take_samples(make: Make, partition: int, seed: int, count: int) -> list[Sample]:

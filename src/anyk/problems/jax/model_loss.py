@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.base import keyed
 from anyk.base.arrays import Array, Floats
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_integer
 from anyk.base.plain import ByName
 from anyk.problems.jax.pytrees import Held, JaxArray, Model, Tree
 from anyk.problems.replicas import scales_of
@@ -246,7 +246,7 @@ def seed_of(number: int) -> NDArray[np.uint32]:
 
 def seed_for(purpose: str, first: int) -> NDArray[np.uint32]:
     """Return the seed of random numbers for rows from ``first`` on, for a ``purpose`` other than training."""
-    return seed_of(keyed.integer(0, purpose, first))
+    return seed_of(keyed_integer(0, purpose, first))
 
 
 def key_of(seed: JaxArray) -> Any:

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.base import keyed
 from anyk.base.arrays import Array, Floats, Vector
 from anyk.base.checks import typed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.problems.base import Better, Ends, ProblemAbilities, Recipe, cut, digest_of, problem_text, some_rows
 from anyk.problems.data.dataset import Dirichlet, Task, build_split
 from anyk.problems.data.shards.sources import Shards
@@ -341,7 +341,7 @@ class LinearProblem(ProblemAbilities):
             roots = np.sqrt(self.weights).astype(X.dtype)[:, None]
             X = X.multiply(roots).tocsr() if is_sparse(X) else X * roots
         if min(X.shape) > 1:
-            start = keyed.generator(0, "smoothness").standard_normal(min(X.shape)).astype(X.dtype)
+            start = keyed_generator(0, "smoothness").standard_normal(min(X.shape)).astype(X.dtype)
             empty = not (X.count_nonzero() if is_sparse(X) else X.any())
             top = 0.0 if empty else float(svds(X, k=1, v0=start, return_singular_vectors=False, tol=tol)[0])
         else:

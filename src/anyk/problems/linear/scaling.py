@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk.base.arrays import DType, Floats, Vector
-from anyk.base.checks import NonnegativeNumber, check
+from anyk.base.checks import NonnegativeNumber, check_value
 from anyk.base.errors import BadInput
 from anyk.tables import check_sizes, shown
 
@@ -51,7 +51,7 @@ def array_of(values: Any, name: str) -> Any:
 
 def checked_l2(l2: float) -> float:
     """Return the regulariser's factor; raise :class:`~anyk.BadInput` if it is invalid."""
-    return float(check(l2, NonnegativeNumber, "l2"))
+    return float(check_value(l2, NonnegativeNumber, "l2"))
 
 
 def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:

@@ -16,7 +16,7 @@ import numpy as np
 
 from anyk.base.arrays import Array, DType, Vector
 from anyk.base.errors import BadInput, RunFailed, describe_error
-from anyk.base.specs import absolute, parse, with_keys
+from anyk.base.specs import absolute, parse_spec, with_keys
 from anyk.problems.base import Ends, Index, Tell
 from anyk.problems.batches import Batches
 from anyk.problems.data.dataset import Task, read_target, sources
@@ -412,7 +412,7 @@ def as_shards(data: str) -> str | None:
     """
     stripped = data.strip()
     if stripped.partition(":")[0] == "shards":
-        values = parse(stripped)[1]
+        values = parse_spec(stripped)[1]
         values["files"] = values.pop("", values.get("files", ""))
     elif "://" in stripped or any(sign in stripped.partition(":")[0] for sign in "*?["):
         values = {"files": stripped}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.base import keyed
 from anyk.base.arrays import Floats, Vector
 from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.problems.base import Ends, Recipe, cut
 from anyk.problems.batches import Batches
 from anyk.problems.data.dataset import Dirichlet
@@ -114,7 +114,7 @@ class TwoLayerNetwork(SoftmaxRegression):
     def initial(self) -> Vector:
         """Return small random weights, determined by the seed; zeros would make all hidden units alike."""
         w = np.zeros(self.dimension, dtype=self.dtype)
-        random = keyed.generator(self.seed, "two-layer")
+        random = keyed_generator(self.seed, "two-layer")
         first, _, second, _ = layers_of(w, *self._shape)
         first[:] = random.standard_normal(first.shape) / max(1, first.shape[0]) ** 0.5
         second[:] = random.standard_normal(second.shape) / second.shape[0] ** 0.5

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 
 from anyk.base.arrays import Floats
-from anyk.base.checks import AtLeastOne, AtLeastZero, check, typed
+from anyk.base.checks import AtLeastOne, AtLeastZero, check_value, typed
 from anyk.base.errors import BadInput, needing
 from anyk.base.plain import ByName
 from anyk.problems.base import Better, Index
@@ -59,7 +59,7 @@ def check_options(
             raise BadInput(f"{name} must be a function of an item, of a batch's items or of a batch, got {function!r}")
     if precision == "fp16":
         raise BadInput("precision 'fp16' needs loss scaling, which is not supported; use 'bf16'")
-    check(precision, Literal["bf16"] | None, "precision")
+    check_value(precision, Literal["bf16"] | None, "precision")
 
 
 def check_module(module: object) -> None:

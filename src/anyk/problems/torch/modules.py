@@ -686,9 +686,11 @@ class TorchProblem(NetworkProblem):
     def through_hooks(self, w: Vector, gradient: Vector) -> Vector:
         """Return what the hooks of the given module's parameters make of a step's gradient at ``w``."""
         copied_parameters = self._network.module.parameters()
-        given = [given for given, copied in zip(self._given, copied_parameters, strict=True) if copied.requires_grad]
+        own_parameters = [
+            parameter for parameter, copied in zip(self._given, copied_parameters, strict=True) if copied.requires_grad
+        ]
         with explaining("a hook of a parameter fails", alone=RunFailed):
-            return call_hooks(given, w, gradient)
+            return call_hooks(own_parameters, w, gradient)
 
     def digest(self) -> str | None:
         """Return a digest of the data; for a data set that is read item by item, of the arrays in it."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Array, DType
 from anyk.base.errors import BadInput, RunFailed, describe_error, explaining
+from anyk.base.keyed import keyed_integer
 from anyk.base.plain import ByName
 from anyk.problems.base import Index, some_rows
 from anyk.problems.data.sample_batches import Arrays, Batch, NamedForm, Rows, Samples
@@ -173,7 +173,7 @@ class Items(Samples):
             numbers = self._rows[list(numbers)].tolist()
         items = self._read(key, numbers)
         with preserved_generators([]) as generators:
-            seed_all(generators, keyed.integer(key, "together", numbers[-1]))
+            seed_all(generators, keyed_integer(key, "together", numbers[-1]))
             return self._together(items, numbers)
 
     def _read(self, key: int, numbers: Sequence[int]) -> list[Any]:
@@ -351,7 +351,7 @@ def _read_items(data: Any, transform: Callable[[Any], Any] | None, key: int, num
     items = []
     with preserved_generators([]) as generators:
         for i in numbers:
-            seed_all(generators, keyed.integer(key, "item", i))
+            seed_all(generators, keyed_integer(key, "item", i))
             try:
                 items.append(data[i] if transform is None else transform(data[i]))
             except Exception as error:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Vector
 from anyk.base.errors import RunFailed
+from anyk.base.keyed import array_digest
 from anyk.clusters.contract import Cluster
 from anyk.clusters.steps import Place
 from anyk.protocol import Chunk, Event, Failed, Layout, Lost, Reply
@@ -87,19 +87,11 @@ class Agreement:
         sent, doubts = self._sent[version], self._doubts[version]
         lost: list[Event] = []
         if chunk in doubts:
-            doubt, message = doubts[chunk], self._read(reply.worker, place)
-            equal = [self._alike(message, other) for other in doubt.sent]
-            others = sorted({o.worker for o, same in zip(doubt.sent, equal, strict=True) if same} - {reply.worker})
-            wrong = {o.worker for o, same in zip(doubt.sent, equal, strict=True) if not same}
-            if doubt.own:
-                wrong &= {reply.worker}
-            elif not others:
-                unsteady = reply.worker in wrong  # also its own two messages differ
-                doubt.sent.append(message)
-                return (self._fail(reply.time, reply.worker, place, [o.worker for o in doubt.sent], unsteady),)
+            settled, events = self._settle(doubts[chunk], reply)
+            if not settled:
+                return events
             del doubts[chunk]
-            confirmed = f"workers {_and([*others, reply.worker])}" if others else "its own second message"
-            lost = [event for worker in sorted(wrong) for event in self._convict(reply.time, worker, confirmed)]
+            lost = events
         counts = self._ledger.counts
         replicas = [replica for replica in sent.get(chunk, ()) if self._ledger.arrived(*replica[1])]
         if replicas:
@@ -113,6 +105,25 @@ class Agreement:
         if 0 < self._spanning < len(sent) and (contradicting := self._contradicting(sent, chunk, place)):
             return (*self._doubt(version, reply.time, contradicting, own=True), *lost)
         return (reply, *lost)
+
+    def _settle(self, doubt: _Doubt, reply: Reply) -> tuple[bool, list[Event]]:
+        """Compare a message of work in doubt with the earlier ones.
+
+        Return whether it shows which were wrong, and the events: losses of workers, or else the message's failure.
+        """
+        place = reply.task, reply.chunk
+        message = self._read(reply.worker, place)
+        equal = [self._alike(message, other) for other in doubt.sent]
+        others = sorted({o.worker for o, same in zip(doubt.sent, equal, strict=True) if same} - {reply.worker})
+        wrong = {o.worker for o, same in zip(doubt.sent, equal, strict=True) if not same}
+        if doubt.own:
+            wrong &= {reply.worker}
+        elif not others:
+            unsteady = reply.worker in wrong  # also its own two messages differ
+            doubt.sent.append(message)
+            return False, [self._fail(reply.time, reply.worker, place, [o.worker for o in doubt.sent], unsteady)]
+        confirmed = f"workers {_and([*others, reply.worker])}" if others else "its own second message"
+        return True, [event for worker in sorted(wrong) for event in self._convict(reply.time, worker, confirmed)]
 
     def check(self, messages: Sequence[Place], strategy: str, step: int) -> None:
         """Raise :class:`~anyk.RunFailed` if a step uses a message that was found to contradict another."""
@@ -147,7 +158,7 @@ class Agreement:
             for message in messages
             if self._ledger.arrived(*message[1])
         }
-        own = arrived.pop(chunk)
+        this_message = arrived.pop(chunk)
         others = [(other, *message) for other, message in arrived.items()]
         if len(others) < self._spanning:
             return []
@@ -165,7 +176,7 @@ class Agreement:
         rounding = max(_ROUNDING * float(np.finfo(message.dtype).eps), self._tolerance)
         if apart <= rounding * (sum(norms) + float(np.linalg.norm(message))):
             return []
-        return [*((worker, at) for _, worker, at in terms), own]
+        return [*((worker, at) for _, worker, at in terms), this_message]
 
     def _row(self, chunk: Chunk) -> Vector:
         row = np.zeros(self._partitions)
@@ -177,7 +188,7 @@ class Agreement:
 
     def _read(self, worker: int, place: Place) -> _Sent:
         vector = np.array(self._message(place))
-        return _Sent(worker, keyed.digest(vector), vector)
+        return _Sent(worker, array_digest(vector), vector)
 
     # ------------------------------------------------------------------------------------------- consequences
 
@@ -250,8 +261,8 @@ def tolerance_of(cluster: Cluster, tolerance: float, dtype: Any) -> float:
 
     ``tolerance``: the problem's own. Between machines libraries may round differently.
     """
-    here = cluster.virtual or cluster.workers_here
-    return tolerance if here else max(tolerance, float(np.finfo(dtype).eps) ** 0.5)
+    one_machine = cluster.virtual or cluster.workers_here
+    return tolerance if one_machine else max(tolerance, float(np.finfo(dtype).eps) ** 0.5)
 
 
 def _and(workers: Sequence[int]) -> str:

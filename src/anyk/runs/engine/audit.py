@@ -43,8 +43,8 @@ class Audit:
         total = np.zeros((b, m * b))  # row u: the coefficients of all blocks of all partitions in part u of the sum
         for batch, message_weights in weights.items():
             places, columns, values = self._flat(batch)
-            for part in range(b):
-                total[part] += np.bincount(columns, values * message_weights[places, part], minlength=m * b)
+            for block in range(b):
+                total[block] += np.bincount(columns, values * message_weights[places, block], minlength=m * b)
         total -= np.tile(np.eye(b), (1, m))
         residual = float(np.linalg.norm(total) / np.sqrt(m * b))
         stated = command.residual
@@ -73,6 +73,6 @@ def _flattened(batch: Batch, blocks: int) -> Flat:
     for item, task in enumerate(batch.chunks):
         for index, chunk in enumerate(task):
             places += [item * batch.width + index] * len(chunk.coefficients)
-            columns += [j * blocks + part for j in chunk.partitions for part in range(blocks)]
+            columns += [j * blocks + block for j in chunk.partitions for block in range(blocks)]
             values += chunk.coefficients
     return np.array(places, dtype=np.intp), np.array(columns, dtype=np.intp), np.array(values, dtype=np.float64)

@@ -38,7 +38,7 @@ class CarriedValues:
     @property
     def arrays(self) -> dict[int, Array]:
         """The arrays that have changed, by their places among all arrays."""
-        return {place: self.leaves.arrays[place] for place in self._places}
+        return {index: self.leaves.arrays[index] for index in self._places}
 
     @property
     def changed(self) -> Leaves | None:
@@ -54,23 +54,23 @@ class CarriedValues:
         numbers, arrays = self.leaves
         new = list(arrays)
         if values is not None:
-            numbers, given = self._values.read(values)
-            new[: len(given)] = given
-        for place, array in kept.items():
-            new[place] = array
+            numbers, arrays_read = self._values.read(values)
+            new[: len(arrays_read)] = arrays_read
+        for index, array in kept.items():
+            new[index] = array
         self._take(Leaves(numbers, tuple(new)))
 
     def _take(self, leaves: Leaves) -> None:
         pairs = enumerate(zip(self.leaves.arrays, leaves.arrays, strict=True))
-        changed = [place for place, (old, new) in pairs if old is not new and not _equal(old, new)]
+        changed = [index for index, (old, new) in pairs if old is not new and not _equal(old, new)]
         if changed:
             self._places, self._changed = tuple(sorted({*self._places, *changed})), True
             # copies, as the user may change arrays in place
-            kept = [
-                np.array(new) if place in changed else old
-                for place, (old, new) in enumerate(zip(self.leaves.arrays, leaves.arrays, strict=True))
+            tensors = [
+                np.array(new) if index in changed else old
+                for index, (old, new) in enumerate(zip(self.leaves.arrays, leaves.arrays, strict=True))
             ]
-            leaves = leaves._replace(arrays=tuple(kept))
+            leaves = leaves._replace(arrays=tuple(tensors))
         else:
             leaves = leaves._replace(arrays=self.leaves.arrays)
         self.leaves = leaves
@@ -85,11 +85,11 @@ class CarriedValues:
             self._publish()
         store = self._cluster.store
         store.carried[slot, version] = Carried(self.leaves.numbers, self._places, self._content, self._pieces)
-        shown = self._values.describe(self.leaves, self._places)
-        if shown != self._shown.get(slot):
-            self._shown[slot] = shown
+        description = self._values.describe(self.leaves, self._places)
+        if description != self._shown.get(slot):
+            self._shown[slot] = description
             if self._log is not None:
-                self._log.carried(slot, version, shown)
+                self._log.carried(slot, version, description)
 
     def shown(self, slot: str) -> Mapping[str, float | str]:
         """Return the values of a slot's newest version, arrays as digests."""
@@ -99,7 +99,7 @@ class CarriedValues:
         """Store the arrays that have changed, in pieces of a model's length."""
         store = self._cluster.store
         like = store.messages
-        arrays = (np.ascontiguousarray(self.leaves.arrays[place]) for place in self._places)
+        arrays = (np.ascontiguousarray(self.leaves.arrays[index]) for index in self._places)
         content = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays])
         length = like.partitions.dimension * like.dtype.itemsize
         self._pieces = -(-content.size // length)

@@ -66,7 +66,7 @@ class Batch:
     def places(self, task: int, status: int) -> list[int]:
         """Return the places of a task's chunks that have this status."""
         start = (task - self.first) * self.width
-        return [place for place in range(start, start + self.width) if self.status[place] == status]
+        return [index for index in range(start, start + self.width) if self.status[index] == status]
 
     def slots(self) -> set[str]:
         """Return the slots whose models the chunks use."""
@@ -81,17 +81,17 @@ class Batch:
             if task not in among:
                 start = (task - self.first) * self.width
                 status[start : start + self.width] = [ENDED] * self.width
-        timing, cancelled = list(self.timing.items()), list(self.cancelled.items())
-        return [self.first, list(self.workers), self.chunks, self.versions, self.at, status, timing, cancelled]
+        by_place = [list(values.items()) for values in (self.timing, self.cancelled, self.done)]
+        return [self.first, list(self.workers), self.chunks, self.versions, self.at, status, *by_place]
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Batch:
         """Return the batch that :meth:`plain` described, read from JSON."""
-        first, workers, chunks, versions, at, status, timing, cancelled = plain
+        first, workers, chunks, versions, at, status, timing, cancelled, done = plain
         batch = cls(first, workers, [tuple(map(Chunk.from_plain, task)) for task in chunks], versions, at)
         batch.status, batch.left = bytearray(status), sum(s in (OPEN, ARRIVED, KEPT) for s in status)
         batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
-        batch.cancelled = dict(cancelled)
+        batch.cancelled, batch.done = dict(cancelled), dict(done)
         return batch
 
 

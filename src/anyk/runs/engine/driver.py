@@ -103,7 +103,14 @@ class Driver:
         self.versions = Versions(
             cluster=cluster, layout=layout, problem=problem, optimizer=optimizer, warm_start=warm_start, carried=carried
         )
-        self.ledger = Ledger(strategy.spec, layout.workers, cluster, self.versions, log, computes=problem is not None)
+        self.ledger = Ledger(
+            strategy=strategy.spec,
+            workers=layout.workers,
+            cluster=cluster,
+            versions=self.versions,
+            log=log,
+            computes=problem is not None,
+        )
         parts, audit = (cluster, self.versions, self.ledger), Audit(layout.partitions, layout.blocks)
         self._updates = None if problem is None else Updates(*parts, problem, optimizer, audit)
         self._questions = Questions(*parts, problem, optimizer, evaluate_objective, answers)
@@ -158,7 +165,9 @@ class Driver:
             if comparable and self.layout.blocks == 1 and not self.cluster.recorded:
                 tolerance = tolerance_of(self.cluster, tolerance, partitions.dtype)
                 note = None if self.log is None else self.log.note
-                self._agreement = Agreement(self.layout, self.cluster, self.ledger, tolerance, note)
+                self._agreement = Agreement(
+                    layout=self.layout, cluster=self.cluster, ledger=self.ledger, tolerance=tolerance, note=note
+                )
             if self._workers_evaluate:
                 partition_abilities(partitions).check_partial_loss()
             if not self.cluster.recorded:
@@ -489,19 +498,21 @@ class Driver:
 
     def vectors(self) -> Vectors:
         """Return the vectors that a resumed run needs: models in use, optimiser states and unused messages."""
-        own = {f"cluster/{key}": vector for key, vector in self.cluster.store.vectors().items()}
-        return self.versions.vectors() | self.ledger.vectors() | own
+        of_cluster = {f"cluster/{key}": vector for key, vector in self.cluster.store.vectors().items()}
+        return self.versions.vectors() | self.ledger.vectors() | of_cluster
 
     def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> None:
         """Continue from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
         self.time, self._now = state["time"], state["now"]
-        here, self.present = self.present, set(state["present"])
+        present_now, self.present = self.present, set(state["present"])
         if self.versions.carried is not None:
             self.versions.carried.restore(state["carried"], vectors)
         self.versions.restore(state["versions"], vectors)
         makers = self.ledger.restore(state, vectors)
-        own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
-        self.cluster.store.restore(own, makers)
+        of_cluster = {
+            key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")
+        }
+        self.cluster.store.restore(of_cluster, makers)
         self._faults.restore(state["failing"])
         if self._agreement is not None:
             self._agreement.restore(state["agreement"])
@@ -511,9 +522,11 @@ class Driver:
         self.cluster.restore(self._now, state["cluster"])
         if self.cluster.virtual:
             return
-        events: list[Event] = [Lost(self._now, worker, "absent on resume") for worker in sorted(self.present - here)]
+        events: list[Event] = [
+            Lost(self._now, worker, "absent on resume") for worker in sorted(self.present - present_now)
+        ]
         # in a fleet that changes, workers that were leaving have been replaced, so that all of them join
-        joined = here if self.layout.fewest else here - self.present
+        joined = present_now if self.layout.fewest else present_now - self.present
         events += [Joined(self._now, worker) for worker in sorted(joined)]
         for event in events:
             if self.log is not None:

@@ -28,24 +28,24 @@ class Faults:
         Raises when most workers fail in the same way, which no other worker can make up for, and when the problem
         itself is at fault.
         """
-        worker, why = event.worker, event.reason
-        if why.startswith(DIFFERS):
-            self._since_step[worker] = why
+        worker, reason = event.worker, event.reason
+        if reason.startswith(DIFFERS):
+            self._since_step[worker] = reason
             return event  # it may be the other one that is wrong
-        if why.startswith(_AT_FAULT):
-            raise RunFailed(f"step {step}: worker {worker}: {why.removeprefix(_AT_FAULT)}")
+        if reason.startswith(_AT_FAULT):
+            raise RunFailed(f"step {step}: worker {worker}: {reason.removeprefix(_AT_FAULT)}")
         count = self.in_a_row.get(worker, (0, ""))[0] + 1
-        self.in_a_row[worker] = count, why
-        self._since_step[worker] = why
-        kind = _kind(why)
+        self.in_a_row[worker] = count, reason
+        self._since_step[worker] = reason
+        kind = _kind(reason)
         alike = sum(_kind(other) == kind for _, other in self.in_a_row.values())
         if alike > max(kind != _NOT_FINITE, self._workers // 2):  # a worker alone is asked again about other faults
             if kind == _NOT_FINITE:
-                raise _diverged(why, step)
-            raise RunFailed(f"step {step}: most replies cannot be used; worker {worker}: {why}")
+                raise _diverged(reason, step)
+            raise RunFailed(f"step {step}: most replies cannot be used; worker {worker}: {reason}")
         if count < _FAILURES:
             return event
-        return Lost(event.time, worker, f"{count} unusable messages in a row, the last: {why}", gone=True)
+        return Lost(event.time, worker, f"{count} unusable messages in a row, the last: {reason}", gone=True)
 
     def stepped(self) -> None:
         """Forget the faults that a step makes obsolete."""
@@ -53,7 +53,7 @@ class Faults:
 
     def since_step(self) -> str:
         """Return the faults since the last step, of at most three workers, to append to the reason of a stop."""
-        return "".join([f"; worker {worker}: {why}" for worker, why in sorted(self._since_step.items())][:3])
+        return "".join([f"; worker {worker}: {reason}" for worker, reason in sorted(self._since_step.items())][:3])
 
     def state(self) -> list[Any]:
         """Return the faults in a row, as plain data."""
@@ -62,7 +62,7 @@ class Faults:
     def restore(self, state: list[Any]) -> None:
         """Continue from :meth:`state`."""
         self.in_a_row.clear()  # in place: the driver's loop keeps a reference to it
-        self.in_a_row.update({worker: (count, why) for worker, count, why in state})
+        self.in_a_row.update({worker: (count, reason) for worker, count, reason in state})
 
 
 def _kind(fault: str) -> str:
@@ -70,9 +70,9 @@ def _kind(fault: str) -> str:
     return _NOT_FINITE if fault.startswith(_NOT_FINITE) else re.sub(r"\d+(, \d+)*", "…", fault.partition(":")[0])
 
 
-def _diverged(why: str, step: int) -> RunFailed:
+def _diverged(reason: str, step: int) -> RunFailed:
     advice = "lower the learning rate"
     if not step:
         advice = "before the first step that is a matter of the data, the loss or the initial model, or else of steps "
         advice += "that workers take themselves: lower their learning rate"
-    return RunFailed(f"diverged at step {step}: most replies are {why}; {advice}")
+    return RunFailed(f"diverged at step {step}: most replies are {reason}; {advice}")

@@ -239,18 +239,18 @@ class Ledger:
                 continue
             batch = batch_or_none
             first = batch.first
-            whole = isinstance(tasks, range) and tasks[0] == first and len(tasks) >= len(batch.workers)
-            mine = range(first, first + len(batch.workers)) if whole else tasks[:1]
+            covers_all = isinstance(tasks, range) and tasks[0] == first and len(tasks) >= len(batch.workers)
+            mine = range(first, first + len(batch.workers)) if covers_all else tasks[:1]
             tasks = tasks[len(mine) :]
-            if whole and self._log is None and not self._computes and not later:
+            if covers_all and self._log is None and not self._computes and not later:
                 counts.discarded += batch.status.count(ARRIVED)
                 counts.cancelled += batch.status.count(OPEN)
                 batch.left = 0
             else:
                 for task in mine:
-                    batch.cancelled[task] = now
+                    batch.cancelled.setdefault(task, now)
                     self._cancel_task(task, batch, later)
-            if whole:
+            if covers_all:
                 self._close(batch)
 
     def _cancel_task(self, task: int, batch: Batch, later: bool) -> None:
@@ -460,7 +460,8 @@ class Ledger:
         self._next = state["next"]
         for plain in state["given"]:
             batch = Batch.from_plain(plain)
-            self._given.update(dict.fromkeys(range(batch.first, batch.first + len(batch.workers)), batch))
+            tasks = range(batch.first, batch.first + len(batch.workers))
+            self._given.update((task, batch) for task in tasks if task not in batch.cancelled)
             for slot in batch.slots():
                 self._versions.pin(slot, batch.versions[slot])
         for plain in state["cut"]:
@@ -472,13 +473,16 @@ class Ledger:
                     self._cut_of[worker].append(task)
         for (task, chunk), inside in state["gathered"]:
             self.gathered[task, chunk] = [((t, c), weight) for (t, c), weight in inside]
+        self._restore_messages(vectors)
+        chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
+        return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}
+
+    def _restore_messages(self, vectors: Mapping[str, Vector]) -> None:
         for key, value in vectors.items():
-            kind, *parts = key.split("/")
+            kind, *numbers = key.split("/")
             if kind == "message":
-                task, chunk = int(parts[0]), int(parts[1])
+                task, chunk = int(numbers[0]), int(numbers[1])
                 batch = self._given[task]
                 item = task - batch.first
                 ids = () if batch.chunks[item][chunk].steps else self.partitions(task, chunk)
                 self._cluster.store.restore_message(batch.workers[item], task, chunk, ids, value)
-        chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
-        return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}

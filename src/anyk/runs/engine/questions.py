@@ -73,10 +73,10 @@ class Questions:
         messages = command.messages
         covered = [self._ledger.covered([message]) for message in messages]
         squares, agreed = 0.0, 0.0
-        for part in parts_of(self._problem.dimension):
-            total = np.zeros(len(range(part.start, part.stop)))
+        for span in parts_of(self._problem.dimension):
+            total = np.zeros(len(range(span.start, span.stop)))
             for message, samples in zip(messages, covered, strict=True):
-                mean = self._cluster.store.combine([message], [1.0], part)
+                mean = self._cluster.store.combine([message], [1.0], span)
                 mean /= samples
                 squares += float(mean @ mean)
                 total += mean
@@ -93,8 +93,8 @@ class Questions:
         if self._problem is not None and batch is not None:
             slot = batch.chunks[command.task - batch.first][command.chunk].slot
             then, now = self._cluster.store.model(slot, batch.versions[slot]), self._versions.model(slot)
-            for part in parts_of(now.size):
-                moved = np.subtract(now[part], then[part], dtype=np.float64)
+            for span in parts_of(now.size):
+                moved = np.subtract(now[span], then[span], dtype=np.float64)
                 value += float(moved @ moved)
         self.answers.append(DriftMeasured(self._cluster.now(), *command, value))
 

@@ -53,10 +53,10 @@ class Need(NamedTuple):
         inner = build_optimizer(layout.inner, lr=1.0).vectors if layout.inner else state
         # each worker has two states; a checkpoint copies one of them, and is written from another copy
         states = 2 * layout.workers * max(inner, 1) * vector if layout.stateful else 0
-        own = sum(_WORKER * length for length in lengths) + states
+        at_workers = sum(_WORKER * length for length in lengths) + states
         if layout.inner is not None:
             # the previous state is stored until the next task ends; it may be counted above already
-            own += layout.workers * (_LOCAL + (1 if states else 2) * inner) * vector
+            at_workers += layout.workers * (_LOCAL + (1 if states else 2) * inner) * vector
         if not (cluster.virtual or cluster.workers_here):
             states = 0
         return cls(
@@ -65,7 +65,7 @@ class Need(NamedTuple):
             optimizer=(state if layout.inner is None else max(state, _OUTER)) * vector * len(layout.slots),
             driver=(_DRIVER + saved * (_MODELS + state) * len(layout.slots)) * vector
             + (cluster.virtual + saved) * states,
-            workers=own if cluster.workers_here else 0,
+            workers=at_workers if cluster.workers_here else 0,
             mapped=cluster.mapped(layout, partitions, [length // size for length in lengths]),
         )
 
@@ -83,7 +83,7 @@ class Need(NamedTuple):
             return f"{_amount(self.total)} of memory needed"
         if self.total > available:
             named = zip(self._fields[:-1], self, strict=False)
-            parts = ", ".join(f"{name} {_amount(part)}" for name, part in named if part)
+            parts = ", ".join(f"{name} {_amount(amount)}" for name, amount in named if amount)
             raise BadInput(
                 f"the run needs about {_amount(self.total)} of memory ({parts}), {_amount(available)} are available; "
                 "use fewer workers, a smaller model, float32 or more machines"
@@ -96,10 +96,10 @@ class Need(NamedTuple):
         if available is None:
             return
         threads = (count_threads() + 1) * _THREAD
-        here = (self.mapped or self.models + self.replies) + self.optimizer + self.driver + threads
-        if here > available:
+        needed = (self.mapped or self.models + self.replies) + self.optimizer + self.driver + threads
+        if needed > available:
             raise BadInput(
-                f"the run needs about {_amount(here)} of addresses, this process may map {_amount(available)} more "
+                f"the run needs about {_amount(needed)} of addresses, this process may map {_amount(available)} more "
                 "(ulimit -v); raise the limit or use fewer workers"
             )
 

@@ -62,8 +62,8 @@ class WarmStart:
         vectors = {f"model/{slot}/{self.versions[slot]}": w for slot, w in self.models.items()}
         for slot, state in self.states.items():
             vectors |= {f"optimizer/{slot}/{name}": vector for name, vector in state.items()}
-        text = json.dumps({"versions": self.versions, "cluster": {"numbers": [self.tasks]}})
-        checkpoints.save(folder, text, vectors, name=NAME)
+        encoded = json.dumps({"versions": self.versions, "cluster": {"numbers": [self.tasks]}})
+        checkpoints.save(folder, encoded, vectors, name=NAME)
 
     @classmethod
     def load(cls, folder: Path) -> WarmStart:

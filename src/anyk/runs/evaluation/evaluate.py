@@ -9,7 +9,7 @@ from typing import Literal
 
 from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, show
+from anyk.base.specs import Registry, show_spec
 from anyk.clusters.processes.aside import Aside
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, abilities_of
@@ -68,7 +68,7 @@ class Evaluate:
     @property
     def spec(self) -> str:
         """The spec, such as ``every=10,samples=500``; empty if all values are the defaults."""
-        return show("", vars(self), vars(USUAL)).removeprefix(":")
+        return show_spec("", vars(self), vars(USUAL)).removeprefix(":")
 
 
 USUAL = Evaluate()

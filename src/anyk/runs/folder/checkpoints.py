@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.base import keyed
 from anyk.base.arrays import Vector, Vectors
 from anyk.base.errors import BadInput, RunFailed, Surroundings, hindered
+from anyk.base.keyed import array_digest
 from anyk.base.plain import ByName
 from anyk.base.regular_files import open_plain, replacing, synchronise
 from anyk.runs.log import queries
@@ -183,7 +183,7 @@ def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
         raise BadInput(f"the checkpoint '{path}' is not the one that the log records at that point")
     for slot, version in state["versions"].items():
         logged = queries.digest(log, slot, version)
-        if logged is not None and logged != keyed.digest(saved.vectors[f"model/{slot}/{version}"]):
+        if logged is not None and logged != array_digest(saved.vectors[f"model/{slot}/{version}"]):
             raise BadInput(f"the checkpoint '{path}' holds another model than the log records for version {version}")
     return saved
 

@@ -48,10 +48,12 @@ def with_callbacks(config: Config, specs: Sequence[str]) -> Config:
 
 @contextmanager
 def with_plugins(config: SharedConfig, of: str) -> Iterator[None]:
-    """If a name inside is unknown, name the plug-ins of a run or race that have not been given again."""
+    """Load only the plug-ins of a run or race; if a name inside is unknown, name those that are not given again."""
     try:
-        yield
+        with installed.only(config.digests.installed):
+            yield
     except UnknownName as error:
+        installed.check_used(config.digests.installed, _specs_of(config), of)  # another may have the name now
         missing = [file for file in config.digests.plugins if Path(file) not in plugins()]
         if not missing:
             raise

@@ -42,7 +42,7 @@ class Today(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arrival: Estimate | None = None
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RecordOrigin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The record that a plan was made from.
 
     ``digest`` of its times; ``path``, where it was read, with the ``unit`` and the columns that were given, or ``law``,
@@ -95,7 +95,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seconds_per_step: Estimate
     gain: Estimate
     today: Today
-    record: Source
+    record: RecordOrigin
     target: float | None = None
     optimizer: str | None = None
     steps_to_target: Positive | None = None

@@ -11,7 +11,7 @@ import numpy as np
 
 from anyk.base.arrays import Flags, Floats
 from anyk.base.errors import BadInput, as_bad_input
-from anyk.base.specs import parse
+from anyk.base.specs import parse_spec
 from anyk.runs.folder.digests import with_plugins
 from anyk.runs.log.queries import TaskTime, task_times, waits_of_steps
 from anyk.runs.run import Run
@@ -81,7 +81,7 @@ def driver_seconds(run: Run) -> float | None:
 def crowding(run: Run) -> float:
     """Return the workers for each core of a run on processes of this machine, at least 1; 1 for any other run."""
     on_this_machine = run.config.environment.get("host", platform.node()) == platform.node()
-    if parse(run.config.cluster)[0] != "processes" or not on_this_machine:
+    if parse_spec(run.config.cluster)[0] != "processes" or not on_this_machine:
         return 1.0
     return max(1.0, run.config.workers.most / len(os.sched_getaffinity(0)))
 

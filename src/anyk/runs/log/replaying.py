@@ -10,7 +10,7 @@ from pathlib import Path
 
 from anyk.base.errors import BadInput
 from anyk.base.named import names_in_folder
-from anyk.base.specs import parse
+from anyk.base.specs import parse_spec
 from anyk.clusters import Order, Simulated
 from anyk.clusters.local import Local
 from anyk.optimizers import Optimizer
@@ -187,5 +187,5 @@ def _resets(log: RunLog) -> list[int]:
 
 def _byzantine(cluster: str) -> tuple[int, ...]:
     """Return the workers that send wrong messages."""
-    byzantine = parse(cluster)[1].get("byzantine", "")
+    byzantine = parse_spec(cluster)[1].get("byzantine", "")
     return tuple(int(worker) for worker in byzantine.split("/") if worker)

@@ -12,12 +12,12 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from anyk.base import html, installed
+from anyk.base import installed
 from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput, RunFailed
+from anyk.base.html import html_curves, html_table, html_text
 from anyk.base.plain import ByName
-from anyk.base.specs import Spec, with_keys
-from anyk.base.specs import parse as split
+from anyk.base.specs import Spec, parse_spec, with_keys
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.optimizers import Optimizer, Schedule
@@ -71,7 +71,8 @@ class Race:
         config = read_race(folder)
         started = [entry for entry in config.entries if (folder / entry.folder).is_dir()]
         waiting = tuple(entry.title for entry in config.entries if entry not in started)
-        return cls(tuple(Run.open(folder / entry.folder) for entry in started), folder, waiting, config)
+        runs = [Run.open(folder / entry.folder) for entry in started]
+        return cls(tuple(runs), path=folder, waiting=waiting, config=config)
 
     def __repr__(self) -> str:
         names = ", ".join([*map(self.title, self.runs), *self.waiting])
@@ -94,9 +95,9 @@ class Race:
         lines = {self.title(run): (run.history["seconds"], run.history["loss"]) for run in self.runs}
         metric = self.runs[0].metric_name if self.runs else "metric"
         speed_up = f"speed-up over {compared.over}" if compared else "speed-up"
-        waiting = html.text(f"Not started yet: {', '.join(self.waiting)}.") if self.waiting else ""
-        table = html.table(["strategy", "steps", "seconds", "loss", metric, speed_up], rows)
-        return table + html.curves(lines, "loss") + waiting
+        waiting = html_text(f"Not started yet: {', '.join(self.waiting)}.") if self.waiting else ""
+        table = html_table(["strategy", "steps", "seconds", "loss", metric, speed_up], rows)
+        return table + html_curves(lines, "loss") + waiting
 
     @property
     def seeds(self) -> int:
@@ -312,7 +313,7 @@ def _run_entries(
                 raise
             run = Run.open(run_folder)  # its log notes why; the other runs continue
         runs.append(run)
-    return Race(tuple(runs), folder, (), None if folder is None else config)
+    return Race(tuple(runs), path=folder, config=None if folder is None else config)
 
 
 def _finished(run: Run) -> bool:
@@ -361,7 +362,7 @@ def charged(cluster: str, problem: Problem, *, workers: int) -> str:
 
     Specs of other clusters, and those that specify computing times, are returned unchanged.
     """
-    name, values = split(cluster)
+    name, values = parse_spec(cluster)
     if name != "simulated" or {"task", "partition", "step", "cores"} & values.keys():
         return cluster
     pieces = problem.split(workers)

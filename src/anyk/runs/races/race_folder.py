@@ -46,7 +46,12 @@ class RaceConfig(SharedConfig, frozen=True, kw_only=True):
     def entries(self) -> list[RaceEntry]:
         """All runs of the race, seed by seed, so that strategies can be compared after an interruption."""
         return [
-            RaceEntry(spec, seed, name if seed == self.seed else f"{name}_seed={seed}", titled(spec, seed, self.seeds))
+            RaceEntry(
+                strategy=spec,
+                seed=seed,
+                folder=name if seed == self.seed else f"{name}_seed={seed}",
+                title=titled(spec, seed, self.seeds),
+            )
             for seed in range(self.seed, self.seed + self.seeds)
             for spec, name in self.runs.items()  # no strategy's folder has a "_" in its name
         ]

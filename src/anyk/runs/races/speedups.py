@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from anyk.base.arrays import Floats
-from anyk.base.specs import parse
+from anyk.base.specs import parse_spec
 from anyk.runs.run import Run
 
 _EQUAL = 1e-9  # relative: losses of exact codes differ by rounding alone
@@ -66,7 +66,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 
 def _waits_for_all(spec: str) -> bool:
-    name, values = parse(spec)
+    name, values = parse_spec(spec)
     return name in ("uncoded", "sync") and not {"wait", "decoder"} & values.keys()
 
 
@@ -279,4 +279,5 @@ def compare_seeds(runs: Sequence[Run]) -> SeedsComparison:
     strategies = tuple(
         OverSeeds(group[0].config.strategy, group, tuple(by_seed.get(id(run)) for run in group)) for group in groups
     )
-    return SeedsComparison(over, by, strategies, tuple(by_seed.get(id(run)) for run in runs))
+    speed_ups = tuple(by_seed.get(id(run)) for run in runs)
+    return SeedsComparison(over=over, by=by, strategies=strategies, speed_ups=speed_ups)

@@ -7,11 +7,11 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from math import floor
 from typing import Any
 
-from anyk.base import keyed
 from anyk.base.checks import AtLeastOne, PositiveNumber, check_range, typed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.base.plain import part
-from anyk.base.specs import bracketed, show
+from anyk.base.specs import bracketed, show_spec
 from anyk.codes import Selection
 from anyk.protocol import Chunk, Command, Dispatch, LossEvaluated, Mix
 from anyk.strategies.averaging.adapting import AdaptingSteps
@@ -118,8 +118,8 @@ class LocalSteps(RoundWork):
         }
         usual = {"wait": None, "cancel": "preempt", "batch": 0, "shares": (), **LOCAL_DEFAULTS}
         if self.adapt is None:
-            return show("pasgd", {"tau": self.tau, **values}, usual)
-        return show("adacomm", {"tau": self.tau, **self.adapt.keys, **values}, usual | self.adapt.usual_keys)
+            return show_spec("pasgd", {"tau": self.tau, **values}, usual)
+        return show_spec("adacomm", {"tau": self.tau, **self.adapt.keys, **values}, usual | self.adapt.usual_keys)
 
     # ------------------------------------------------------------------------------------------- facts
 
@@ -151,7 +151,7 @@ class LocalSteps(RoundWork):
         """Return those of the ``workers`` that take part in this round: its clients."""
         if self.clients is None:
             return workers
-        random = keyed.generator(self.seed, "clients", s.version)
+        random = keyed_generator(self.seed, "clients", s.version)
         order = [i for i in random.permutation(s.crew.size).tolist() if i not in s.crew.gone]
         sampled = set(order[: self.clients])
         return tuple(worker for worker in workers if worker in sampled)

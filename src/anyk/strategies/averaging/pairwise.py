@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 
-from anyk.base import keyed
 from anyk.base.checks import AtLeastOne, AtLeastZero, typed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_uniform
 from anyk.protocol import (
     Chunk,
     Command,
@@ -65,7 +65,16 @@ class PairwiseGossip(CrewStrategy[PairState]):
         n = self.workers
         nodes = tuple(f"node {i}" for i in range(n))
         assignment, slots = tuple((i,) for i in range(n)), ("model", *nodes)
-        return Layout(n, n, assignment, slots, nodes, covers=((),) * n, inner="", minibatches=self.batch > 0)
+        return Layout(
+            workers=n,
+            partitions=n,
+            assignment=assignment,
+            slots=slots,
+            auxiliary=nodes,
+            covers=((),) * n,
+            inner="",
+            minibatches=self.batch > 0,
+        )
 
     @cached_property
     def spec(self) -> str:
@@ -95,7 +104,7 @@ class PairwiseGossip(CrewStrategy[PairState]):
         commands: list[Command] = []
         mine = f"node {node}"
         if others:
-            draw = keyed.uniform(self.seed, "ad-psgd", number=s.count)
+            draw = keyed_uniform(self.seed, "ad-psgd", number=s.count)
             other = f"node {others[int(draw * len(others))]}"
             commands.append(Mix(other, (), (), share=0.5, others=((mine, 0.5),)))
             commands.append(Mix(mine, ((task, 0),), (1.0,), others=((other, 1.0),), relative=True))

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from anyk.base.checks import AtLeastOne, PositiveNumber, check_range, typed
 from anyk.base.errors import BadInput
 from anyk.base.plain import values_of
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.protocol import (
     Command,
     Commands,
@@ -117,7 +117,7 @@ class Growth:
         others = fields(cast(Any, self))[1:]
         usual = {"lr_scale": 1.0, "batch": 0, "cancel": "preempt"} | {field.name: field.default for field in others}
         values = {"base": family.kind, "k": family.k} | vars(self) | values_of(family, "lr_scale", "batch", "cancel")
-        return show(self.name, values, usual)
+        return show_spec(self.name, values, usual)
 
     def start(self, s: KState) -> tuple[Any, list[Command]]:
         """Return the rule's state and the first commands of a run."""

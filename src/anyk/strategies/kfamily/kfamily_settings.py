@@ -8,7 +8,7 @@ from functools import cached_property
 from anyk.base.checks import AtLeastOne, AtLeastZero, NonnegativeNumber, Positive, PositiveNumber, check_workers
 from anyk.base.errors import BadInput
 from anyk.base.plain import values_of
-from anyk.base.specs import bracketed, show
+from anyk.base.specs import bracketed, show_spec
 from anyk.protocol import CancelMode, Layout
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.crew import CrewStrategy, spec_of
@@ -100,7 +100,7 @@ class KFamilySettings(CrewStrategy[KState]):
             values = {"tau": self.work.tau, "k": self.k, "rate": self.work.rate}
             values |= values_of(self, "batch", "stale", "cutoff", "bound")
             usual = {"rate": 1.0, "batch": 0, "stale": "sqrt", "cutoff": 0, "bound": None, "outer": None}
-            return show("fedbuff", values | {"outer": bracketed(self.work.outer)}, usual)
+            return show_spec("fedbuff", values | {"outer": bracketed(self.work.outer)}, usual)
         first = {} if self.kind == "async" else {"k": self.k}
         return spec_of(self.kind, self, first, omit=("workers", "kind", "k"))
 

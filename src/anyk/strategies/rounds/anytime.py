@@ -7,9 +7,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from anyk.base import keyed
 from anyk.base.checks import AtLeastOne, AtLeastZero, check_workers, typed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.base.plain import derived
 from anyk.codes.progress_codes import Ask
 from anyk.protocol import (
@@ -125,7 +125,7 @@ class Anytime(RequestRounds[AnytimeState]):
     # ------------------------------------------------------------------------------------------- events
 
     def rebuild(self, state: AnytimeState) -> None:
-        random = keyed.generator(self.seed, "anytime", state.before + state.version)
+        random = keyed_generator(self.seed, "anytime", state.before + state.version)
         orders = random.random((self.workers, self.parts)).argsort(axis=1)
         state.orders = [tuple(i * self.parts + j for j in order) for i, order in enumerate(orders.tolist())]
 

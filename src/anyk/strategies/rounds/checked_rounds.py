@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from anyk.base import keyed
 from anyk.base.checks import PositiveShare, typed
 from anyk.base.errors import BadInput
+from anyk.base.keyed import keyed_generator
 from anyk.codes import RepetitionCode
 from anyk.strategies.rounds.balance import Balance
 from anyk.strategies.rounds.state import RoundState
@@ -37,7 +37,7 @@ class CheckedRounds:
 
     def samples(self, s: RoundState) -> bool:
         """Return whether the round that begins is checked."""
-        return bool(keyed.generator(0, "check", s.before + s.version).random() < self.share)
+        return bool(keyed_generator(0, "check", s.before + s.version).random() < self.share)
 
     def compared(self, s: RoundState, spanning: int) -> bool:
         """Return whether every reply of this round can be compared with others, or no more will come."""

@@ -161,10 +161,10 @@ class ProgressRounds(RequestRounds[ProgressState]):
         vectors = self.code.workers * (1.0 + 1.0 / self.code.blocks)
         return StrategyFacts(exact=self.exact, vectors_sent=vectors if self.exact else None, durations=self._durations)
 
-    def _durations(self, seconds: Floats, whole: Floats) -> Floats | None:
+    def _durations(self, seconds: Floats, full_seconds: Floats) -> Floats | None:
         if not self.exact or self.cancel != "preempt":
             return None
-        return self.code.ready_times(seconds, whole / self.code.partitions)
+        return self.code.ready_times(seconds, full_seconds / self.code.partitions)
 
     # ------------------------------------------------------------------------------------------- events
 

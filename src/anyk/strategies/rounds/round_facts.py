@@ -56,7 +56,7 @@ def _check_compressor(rounds: RoundSettings, by: CompressorFacts) -> None:
         )
 
 
-def _durations(rounds: RoundSettings, seconds: Floats, whole: Floats) -> Floats | None:
+def _durations(rounds: RoundSettings, seconds: Floats, full_seconds: Floats) -> Floats | None:
     """Return the seconds of each round, see :class:`~anyk.protocol.StrategyFacts`; None: simulate."""
     code, rule, work = rounds.code, rounds.rule, rounds.work
     if rounds.changes is not None or rounds.cancel != "preempt" or isinstance(work, LocalSteps):
@@ -68,7 +68,7 @@ def _durations(rounds: RoundSettings, seconds: Floats, whole: Floats) -> Floats 
             return None
         sizes = np.array([len(partitions) for partitions, _ in code.rows]).reshape(-1, code.messages)
         later = sizes[:, ::-1].cumsum(axis=1)[:, ::-1] - sizes
-        arrivals = seconds[:, :, None] - later * whole[:, :, None] / code.partitions
+        arrivals = seconds[:, :, None] - later * full_seconds[:, :, None] / code.partitions
         return code.finish_times(arrivals.reshape(len(seconds), -1))
     decodable = code.finish_times(seconds)
     if isinstance(rule, Count):

@@ -63,7 +63,7 @@ class TreeRounds(RequestRounds[TreeState]):
     def facts(self) -> StrategyFacts:
         return StrategyFacts(exact=True, vectors_sent=2.0 * self.code.workers, durations=self._durations)
 
-    def _durations(self, seconds: Floats, whole: Floats) -> Floats | None:
+    def _durations(self, seconds: Floats, full_seconds: Floats) -> Floats | None:
         """Return the seconds until the driver decodes; a parent waits for its own share and its children's messages."""
         if self.cancel != "preempt":
             return None

@@ -41,7 +41,13 @@ class OneCode(SequentialRounds):
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout(self.workers, self.workers, self.code.assignment, self.slots, minibatches=self.batch > 0)
+        return Layout(
+            workers=self.workers,
+            partitions=self.workers,
+            assignment=self.code.assignment,
+            slots=self.slots,
+            minibatches=self.batch > 0,
+        )
 
     @cached_property
     def _piece_rows(self) -> tuple[tuple[Row], ...]:

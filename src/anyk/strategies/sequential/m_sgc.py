@@ -91,9 +91,13 @@ class Multiplexed(ForBursts):
         assignment = tuple(
             tuple(sorted({j for own_pieces, _ in rows for j in own_pieces})) for rows in self._piece_rows
         )
-        minibatches = self.batch > 0
         return Layout(
-            self.workers, len(self.shares), assignment, self.slots, shares=self.shares, minibatches=minibatches
+            workers=self.workers,
+            partitions=len(self.shares),
+            assignment=assignment,
+            slots=self.slots,
+            shares=self.shares,
+            minibatches=self.batch > 0,
         )
 
     @cached_property

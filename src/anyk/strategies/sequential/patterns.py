@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.base import keyed
 from anyk.base.checks import AtLeastOne, AtLeastZero, check_range, typed
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, show
+from anyk.base.keyed import keyed_generator, keyed_uniforms
+from anyk.base.specs import Registry, show_spec
 
 Pattern = NDArray[np.bool_]
 Chance = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -30,7 +30,7 @@ class StragglerModel(ABC):
     @property
     def spec(self) -> str:
         """Text from which :data:`registry` builds the model again."""
-        return show(self.name, vars(self))
+        return show_spec(self.name, vars(self))
 
     def load_bound(self, workers: int) -> float | None:
         """Return the least relative load of any code that completes a job per round under all patterns of the model.
@@ -68,7 +68,7 @@ class StragglerModel(ABC):
         >>> Bursty(2, 3, 2).conforms(pattern), pattern.any()
         (True, np.True_)
         """
-        random = keyed.generator(seed, "pattern", self.spec, rounds, workers)
+        random = keyed_generator(seed, "pattern", self.spec, rounds, workers)
         table = np.zeros((rounds, workers), dtype=bool)
         for row in range(rounds):
             for worker in random.permutation(workers):
@@ -186,7 +186,7 @@ class GilbertElliott(StragglerModel):
     def draw(self, rounds: int, workers: int, *, seed: int = 0, density: float = 0.5) -> Pattern:
         """Return a pattern sampled from the chain; ``density`` is ignored."""
         draws = np.stack(
-            [keyed.uniforms(seed, "gilbert-elliott", worker, start=0, count=rounds) for worker in range(workers)],
+            [keyed_uniforms(seed, "gilbert-elliott", worker, start=0, count=rounds) for worker in range(workers)],
             axis=1,
         )
         table = np.zeros((rounds, workers), dtype=bool)

@@ -31,7 +31,7 @@ def facts_of(rounds: SequentialSettings) -> StrategyFacts:
     )
 
 
-def _durations(rounds: SequentialSettings, seconds: Floats, whole: Floats) -> Floats | None:
+def _durations(rounds: SequentialSettings, seconds: Floats, full_seconds: Floats) -> Floats | None:
     """Return the seconds of each round of a run without an end."""
     if rounds.waits != rounds.usual_wait or rounds.late != "drop":
         return None

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from anyk.base.checks import AtLeastZero, NonnegativeNumber
 from anyk.base.errors import BadInput
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.codes import Code, RepetitionCode, code
 from anyk.protocol import Strategy, slot_names
 from anyk.strategies.crew import Crew, CrewStrategy
@@ -96,7 +96,7 @@ class SequentialSettings(CrewStrategy[SequentialState]):
         values = {**first, "end": self.end, "mu": self.mu, "wait": self.waits, **then, "inner": self.inner}
         values |= {"models": self.trained, "jobs": self.jobs, "batch": self.batch}
         usual = {f.name: f.default for f in fields(self)} | {"wait": self.usual_wait, "models": self.T + 1}
-        return show(self.name, values, usual)
+        return show_spec(self.name, values, usual)
 
     @property
     def waits(self) -> LateWait:

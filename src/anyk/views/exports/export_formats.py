@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from anyk.base.specs import Registry
+from anyk.base import Registry
 from anyk.runs import Run
 from anyk.views.exports.log_tables import save_tables
 from anyk.views.exports.perfetto import save_perfetto

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-from anyk.base.errors import as_bad_input, needing
+from anyk.base import as_bad_input, needing
 from anyk.runs import Run
 from anyk.runs.api import LOG_TABLES
 

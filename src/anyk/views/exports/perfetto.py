@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.errors import BadInput, as_bad_input
-from anyk.base.plain import ByName
+from anyk.base import BadInput, ByName, as_bad_input
 from anyk.runs import Run, Tasks, tasks_of
 from anyk.runs.api import CUT, FATES, LATE, PHASES, log_columns
 

@@ -9,9 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from anyk.base.checks import typed
-from anyk.base.errors import BadInput, as_bad_input, needing
-from anyk.base.plain import values_of
+from anyk.base import BadInput, as_bad_input, needing, typed, values_of
 from anyk.runs.api import Callback, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 Port = Annotated[int, Meta(ge=0, le=65535)]

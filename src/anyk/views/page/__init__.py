@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from anyk.base.errors import BadInput, MissingPackage, as_bad_input, printable
+from anyk.base import BadInput, MissingPackage, as_bad_input, printable
 from anyk.fleet import percent
 from anyk.runs import Race, Run
 from anyk.views.prose import duration

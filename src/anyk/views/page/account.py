@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.base.arrays import Indices
+from anyk.base import Indices
 from anyk.runs import Run, Tasks
 from anyk.runs.api import CUT, FATES, OPEN, log_columns
 

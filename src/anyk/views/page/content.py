@@ -11,8 +11,7 @@ import bokeh
 import numpy as np
 
 import anyk
-from anyk.base.errors import BadInput, explaining
-from anyk.base.plain import ByName
+from anyk.base import BadInput, ByName, explaining
 from anyk.runs import Run, Tasks, absences, grouped, tasks_of
 from anyk.runs.api import FATES, LOST, finite_values, log_columns
 from anyk.views.columns import Columns

@@ -36,8 +36,7 @@ from bokeh.models import (
 from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 
-from anyk.base.arrays import Array, Flags, Floats, Indices
-from anyk.base.plain import ByName, values_of
+from anyk.base import Array, ByName, Flags, Floats, Indices, values_of
 from anyk.runs import Run, Tasks, absences
 from anyk.runs.api import FATES, LATE, LOST, PHASES
 from anyk.views.page.account import Heat, Share

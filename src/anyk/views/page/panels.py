@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.base.specs import Registry
+from anyk.base import Registry
 from anyk.codes import EXACT
 from anyk.fleet import percent
 from anyk.runs import Run, Tasks

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.base.arrays import Flags, Floats
-from anyk.base.errors import BadInput
+from anyk.base import BadInput, Flags, Floats
 from anyk.codes import EXACT
 from anyk.fleet import Record, explain, percent
 from anyk.runs import OverSeeds, Run, SeedsComparison, Tasks, absences, compare_seeds
