@@ -125,11 +125,12 @@ def join_cluster(spec: str) -> str:
 
         join()
     elif spec.partition(":")[0] == "nodes":
-        from anyk.base.specs import parse, read
+        from anyk.base import parse_spec
         from anyk.clusters import join_nodes
 
-        keys = parse(spec)[1]
-        join_nodes(keys.get("address", ""), read(keys.get("port", "0"), int, "port"))
+        keys = parse_spec(spec)[1]
+        port = keys.get("port", "0")  # what is no number is refused where the cluster is made
+        join_nodes(keys.get("address", ""), int(port) if port.isdecimal() else 0)
     return spec
 
 

@@ -71,7 +71,7 @@ class ClockLimit:
 
 def check_launcher(cluster: Cluster | str) -> None:
     """Raise :class:`~anyk.BadInput` in a process of ``torchrun``, unless these processes are the cluster's nodes."""
-    name = cluster.name if isinstance(cluster, Cluster) else parse(cluster)[0]
+    name = cluster.name if isinstance(cluster, Cluster) else parse_spec(cluster)[0]
     size = os.environ.get("WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" in os.environ and size != "1" and name != "nodes":
         raise BadInput(

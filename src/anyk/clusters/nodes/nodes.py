@@ -19,7 +19,7 @@ import numpy as np
 from anyk.base.arrays import Array
 from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import BadInput, RunFailed, needing
-from anyk.base.specs import show
+from anyk.base.specs import show_spec
 from anyk.clusters.contract import PINNED, Envelope, Key, Report
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
@@ -370,7 +370,7 @@ class Nodes(Networked[NodeHandle]):
     @property
     def spec(self) -> str:
         values = {"address": self.address, "port": self.port, "byzantine": self.byzantine}
-        return show(self.name, values, {"address": "", "port": 0, "byzantine": ()})
+        return show_spec(self.name, values, {"address": "", "port": 0, "byzantine": ()})
 
     store: NodeStore
 
