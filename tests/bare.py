@@ -23,7 +23,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("plot", "data", "report", "tensorboard", "mlflow", "metrics", "torch", "jax", "ray", "mpi")
+EXTRAS = ("plot", "data", "report", "tensorboard", "mlflow", "metrics", "torch", "jax", "ray", "mpi", "nodes")
 SIMULATED = "--cluster simulated --workers 6 --delays exp:mean=0.2 --quiet"
 CLASSIFIER = "\n".join(["a,b,label", *(f"{i % 7},{i % 5},{int(i % 7 > 3)}" for i in range(40))])
 FUNCTION = "import jax.numpy as jnp\n\ndef f(x):\n    return jnp.sum(x * x)\n"

@@ -33,6 +33,7 @@ SKIPPED = {  # part of a line: why it is not executed
     "s3://": "needs a network",
     "--cluster ray": "needs Ray",
     "--cluster mpi": "needs mpiexec",
+    "--cluster nodes": "needs a launcher",
     "anyk drain": "needs a run that is going on",
     "/shared/": "writes outside of its folder",
     "anyk chaos": "kills processes for minutes",

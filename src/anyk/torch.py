@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from anyk.base import BadInput, RunFailed, describe_error
-from anyk.clusters import Cluster
+from anyk.clusters import Cluster, nodes_of_job
+from anyk.clusters import cluster as build_cluster
 from anyk.codes import Code
 from anyk.problems import TorchProblem
 from anyk.protocol import Strategy
@@ -29,6 +30,14 @@ def _same(one: Any, other: Any) -> bool:
     return one is other if one is None or other is None else bool((one == other).all())
 
 
+def _make_cluster(spec: str, workers: int | tuple[int, int] | None) -> Cluster:
+    """Return the cluster of a spec, by default with one worker on each node of a job."""
+    if workers is None and spec.partition(":")[0] != "nodes":
+        raise BadInput(f"the cluster '{spec}' needs the number of workers: give workers=…")
+    most = nodes_of_job() if workers is None else workers if isinstance(workers, int) else workers[1]
+    return build_cluster(spec, workers=most)
+
+
 _ENDLESS = 10**9  # steps: the loop ends the run
 
 
@@ -39,7 +48,8 @@ class Optimizer(AbstractContextManager["Optimizer"]):
     schedulers and state work as without anyk. :meth:`step` has workers compute the partial gradients at the module's
     parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step, with its learning rates times
     the strategy's factor, if it has one (``lr_scale``). ``prepare`` is called in between, for example to clip.
-    Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
+    ``cluster`` may be a spec, with the number of ``workers``; on ``nodes`` there is by default one on each, and all
+    ranks but 0 leave the program here. Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
     :func:`anyk.rounds` (``evaluate``, ``seconds``, ``accumulate``, ``out``, ``go_on``, …); the run folder also stores
     the state of ``optimizer``. The run ends with :meth:`close` or the ``with`` block, or at ``steps``.
 
@@ -63,8 +73,9 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         optimizer: torch.optim.Optimizer,
         problem: TorchProblem,
         strategy: Strategy | Code | str,
-        cluster: Cluster,
+        cluster: Cluster | str,
         *,
+        workers: int | tuple[int, int] | None = None,
         prepare: object = None,
         steps: int | None = None,
         seconds: float | None = None,
@@ -77,6 +88,11 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         if not (prepare is None or callable(prepare)):
             raise BadInput(f"prepare must be a function without arguments, got {prepare!r}")
         problem.places_of([parameter for group in optimizer.param_groups for parameter in group["params"]])
+        if isinstance(cluster, str):
+            cluster = _make_cluster(cluster, workers)
+            workers = None if isinstance(workers, int) else workers
+        if workers is not None:
+            options["workers"] = workers
         self.optimizer, self._prepare, self._problem = optimizer, prepare, problem
         parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
         self._needs_closure = parameter is not None and parameter.default is inspect.Parameter.empty

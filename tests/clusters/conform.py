@@ -25,7 +25,7 @@ import psutil
 
 import anyk
 from anyk.base.regular_files import LockedFolder
-from anyk.clusters import Cluster, Mpi, Ray
+from anyk.clusters import Cluster, Mpi, Nodes, Ray, join_nodes
 from anyk.problems.linear.row_partitions import LinearPartitions
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
@@ -125,6 +125,20 @@ def through_mpi() -> None:
         assert run.steps == 500
 
     tell("go_on", go_on)
+
+
+def through_nodes() -> None:
+    """Rank 0 of three nodes; on the others the program ends here."""
+    join_nodes()
+
+    def make(workers: int, delays: Any) -> Cluster:
+        return Nodes(workers, delays=delays)
+
+    for check in CHECKS:
+        tell(check.__name__, lambda check=check: check(make))
+    kill = lambda cluster, worker: os.kill(cluster.pids[worker], signal.SIGKILL)  # noqa: E731
+    tell("check_a_lost_worker", lambda: check_a_lost_worker(make, kill))
+    tell("by_value", lambda: partitions_by_value(make))
 
 
 def loopback() -> None:
@@ -348,5 +362,5 @@ def on_two_machines(nodes: Any, second: Any) -> None:
 
 
 if __name__ == "__main__":
-    {"ray": through_ray, "mpi": through_mpi}[sys.argv[1]]()
+    {"ray": through_ray, "mpi": through_mpi, "nodes": through_nodes}[sys.argv[1]]()
     sys.exit(1 if failed else 0)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,6 +72,11 @@ def run(program: str) -> None:
             train(anyk.clusters.Simulated(2))
         case "ray":
             train(anyk.clusters.Ray(2))
+        case "nodes":
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                port = str(server.getsockname()[1])
+            os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            train(anyk.clusters.Nodes(2))
         case _:
             host = ["0.0.0.0"] if program == "metrics everywhere" else []
             with anyk.views.Metrics(0, *host) as metrics:
@@ -97,12 +103,13 @@ def test_every_row_is_tested() -> None:
     rows = table()
     assert list(rows) == [
         "`processes`, `simulated`", "a Ray that anyk starts", "`anyk watch`", "`--metrics PORT` (Prometheus)",
-        "your own Ray cluster or MPI job",
+        "`nodes`", "your own Ray cluster or MPI job",
     ]  # fmt: skip
     assert rows["`processes`, `simulated`"].startswith("nothing")
     assert rows["your own Ray cluster or MPI job"] == "as you configure it"
     addresses = [expected(row) for row in rows.values()]
-    assert addresses == [set(), {"127.0.0.1"}, {"127.0.0.1"}, {"127.0.0.1"}, set()]
+    assert addresses == [set(), {"127.0.0.1"}, {"127.0.0.1"}, {"127.0.0.1"}, set(), set()]
+    assert rows["`nodes`"] == "the interface towards `MASTER_ADDR`"
 
 
 @pytest.mark.slow
@@ -119,6 +126,12 @@ def test_a_ray_that_anyk_starts_listens_on_the_loopback_address() -> None:
     children, addresses = seen("ray")
     # IPv6's is the same machine, too
     assert children > 2 and expected(table()["a Ray that anyk starts"]) <= addresses <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.slow
+def test_nodes_listen_on_the_interface_towards_the_first() -> None:
+    children, addresses = seen("nodes")
+    assert children >= 4 and addresses == {"127.0.0.1"}  # the agent, its helper and workers were looked at
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from anyk.clusters import Compute, Outage, Simulated
 from anyk.runs.callbacks import Watching
 from anyk.runs.engine.counts import ENDINGS
 from anyk.runs.evaluation.evaluator import Evaluator, divergence
+from anyk.runs.limits import check_launcher
 from anyk.runs.log.delay_trace import task_seconds
 from anyk.runs.log.schema import Evaluation
 from anyk.testing import Squares
@@ -143,6 +144,7 @@ def test_processes_of_torchrun_do_not_each_train_a_model(tmp_path, monkeypatch):
         with pytest.raises(anyk.BadInput, match="torchrun has started this program 2 times"):
             start()
     assert not (tmp_path / "other").exists()
+    check_launcher("nodes:port=29600")  # whose nodes torchrun's processes are
 
 
 def test_a_targets_time_is_that_of_the_version_not_of_the_look():

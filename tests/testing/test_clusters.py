@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,9 +56,9 @@ def mpiexec() -> str:
     return program
 
 
-def told(*command: str) -> dict[str, str]:
+def told(*command: str, env: dict[str, str] | None = None) -> dict[str, str]:
     """What a program told, by check: '' for what held."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, env=env)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
 
@@ -88,6 +89,22 @@ def test_mpi_conforms() -> None:
     assert told(mpiexec(), "-n", "7", sys.executable, CONFORM, "mpi") == dict.fromkeys(
         [*names, "by_value", "go_on"], ""
     )
+
+
+@pytest.mark.timeout(600)
+def test_nodes_conform() -> None:
+    """On three nodes; what happens to nodes that die or freeze see clusters/nodes/test_nodes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    command = [sys.executable, CONFORM, "nodes"]
+    others = [subprocess.Popen(command, env=os.environ | place | {"RANK": rank}) for rank in "12"]
+    try:
+        assert told(*command, env=os.environ | place | {"RANK": "0"}) == dict.fromkeys([*NAMES, "by_value"], "")
+        assert [other.wait(30) for other in others] == [0, 0]
+    finally:
+        for other in others:
+            other.terminate()  # its helper program ends its workers
+            other.wait()
 
 
 @pytest.mark.timeout(600)

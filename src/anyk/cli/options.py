@@ -107,9 +107,9 @@ def _ranks_of_mpiexec() -> tuple[int, int] | None:
 
 
 def join_cluster(spec: str) -> str:
-    """Return the spec of a cluster; under mpiexec with cluster ``mpi``, ranks above 0 become workers and never return.
+    """Return the spec of a cluster; with ``mpi`` and ``nodes``, ranks above 0 become workers or nodes and never return.
 
-    With any other cluster each rank would start its own run: rank 0 raises BadInput, the others exit.
+    Under mpiexec with any other cluster each rank would start its own run: rank 0 raises BadInput, the others exit.
     """
     ranks = _ranks_of_mpiexec()
     if ranks is not None and spec.partition(":")[0] != "mpi":
@@ -124,6 +124,13 @@ def join_cluster(spec: str) -> str:
         from anyk.clusters import join
 
         join()
+    elif spec.partition(":")[0] == "nodes":
+        from anyk.base import parse_spec
+        from anyk.clusters import join_nodes
+
+        keys = parse_spec(spec)[1]
+        port = keys.get("port", "0")  # what is no number is refused where the cluster is made
+        join_nodes(keys.get("address", ""), int(port) if port.isdecimal() else 0)
     return spec
 
 
@@ -390,7 +397,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
         default="processes",
         is_eager=True,
         callback=lambda _, __, spec: join_cluster(spec),
-        help="processes, simulated, ray or mpi; see 'anyk list clusters'.",
+        help="processes, simulated, nodes, ray or mpi; see 'anyk list clusters'.",
     )
     steps: int | None = option(type=int, help="Stop after this many steps.")
     seconds: float | None = option(type=float, help="Stop after this many seconds of the run's clock.")

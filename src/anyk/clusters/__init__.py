@@ -8,6 +8,7 @@ from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.messages import Messages
 from anyk.clusters.mpi import Mpi, join
+from anyk.clusters.nodes import Nodes, join_nodes, nodes_of_job
 from anyk.clusters.processes import Processes
 from anyk.clusters.ray import Ray
 from anyk.clusters.remote.handles import is_stopped
@@ -24,7 +25,7 @@ _SUPPLIED = (
     "placement_group",
 )  # arguments that a spec cannot contain
 registry: Registry[Cluster] = Registry("cluster", supplied=_SUPPLIED)
-for _cluster in (Processes, Mpi, Ray):
+for _cluster in (Processes, Mpi, Nodes, Ray):
     registry.register(_cluster.name)(_cluster)
 register = registry.register
 
@@ -74,6 +75,7 @@ __all__ = [
     "InFlight",
     "Messages",
     "Mpi",
+    "Nodes",
     "Order",
     "Outage",
     "Processes",
@@ -82,6 +84,8 @@ __all__ = [
     "cluster",
     "is_stopped",
     "join",
+    "join_nodes",
+    "nodes_of_job",
     "register",
     "registry",
 ]

@@ -131,7 +131,7 @@ class Cluster(ABC):
 
         Raises :class:`~anyk.BadInput` if the cluster cannot do that.
         """
-        raise BadInput(f"cluster '{self.name}' cannot drain workers; processes and ray can")
+        raise BadInput(f"cluster '{self.name}' cannot drain workers; processes, nodes and ray can")
 
     @abstractmethod
     def events(self) -> Iterator[Event | Cut | None]:

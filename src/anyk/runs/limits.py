@@ -69,13 +69,14 @@ class ClockLimit:
         self._look = steps + _EVERY
 
 
-def check_launcher() -> None:
-    """Raise :class:`~anyk.BadInput` in a process of ``torchrun``: each process would train a model."""
+def check_launcher(cluster: Cluster | str) -> None:
+    """Raise :class:`~anyk.BadInput` in a process of ``torchrun``, unless these processes are the cluster's nodes."""
+    name = cluster.name if isinstance(cluster, Cluster) else parse_spec(cluster)[0]
     size = os.environ.get("WORLD_SIZE", "1")
-    if "TORCHELASTIC_RUN_ID" in os.environ and size != "1":
+    if "TORCHELASTIC_RUN_ID" in os.environ and size != "1" and name != "nodes":
         raise BadInput(
             f"torchrun has started this program {size} times, and each process would train a model of its own; start "
-            "it with python, since anyk starts the workers itself"
+            "it with python, since anyk starts the workers itself, or choose the cluster 'nodes'"
         )
 
 

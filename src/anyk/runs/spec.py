@@ -122,7 +122,7 @@ class RunSpec:
     @contextlib.contextmanager
     def prepare(self) -> Iterator[Preparation]:
         """Yield the parts, built and checked; a process that evaluates the run ends with the context."""
-        check_launcher()
+        check_launcher(self.cluster)
         ensure_problem(self.problem)
         promise = self.strategy if isinstance(self.strategy, Promise) else None
         spec = self if promise is None else self._as_promised(promise)

@@ -29,7 +29,9 @@ from hypothesis import strategies as st
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.processes import Processes
 from anyk.clusters.processes.memory import ERROR_BOX, RECORD, MailBox, MemoryLayout, Segment
+from anyk.clusters.remote.channel import READY
 from anyk.clusters.remote.handles import Died, Notice
+from anyk.clusters.remote.orders import NO_TASK
 
 pytestmark = pytest.mark.in_process
 MOST = 64 << 20
@@ -93,6 +95,17 @@ def test_reports_of_workers(data: bytes, text: bytes) -> None:
         for news in cluster.news:
             assert isinstance(news, Notice) and 0 <= news.worker < 2 and -1 <= news.buffer < 4
             assert news.report.kind in cluster._kinds and len(news.report.text) <= ERROR_BOX
+
+
+def test_a_ready_worker_tells_its_own_process_number() -> None:
+    with listening() as (cluster, pipe, _):
+        cluster.handles[1].incarnation = 2
+        for incarnation, pid in ((2, 77), (1, 78)):  # the second is of a process that was replaced
+            os.write(pipe, RECORD.pack(1, incarnation, -1, READY, NO_TASK, 0, 0, 0.0, 0.0, 0.0, 1.0, pid))
+        cluster._read_records()
+        assert cluster.pids == {1: 77}
+        os.write(pipe, RECORD.pack(1, 2, -1, READY, NO_TASK, 0, 0, 0.0, 0.0, 0.0, 1.0, 0))
+        assert limited(cluster._read_records)
 
 
 news = st.fixed_dictionaries(

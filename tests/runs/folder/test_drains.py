@@ -146,7 +146,7 @@ def test_a_worker_told_to_leave_while_loading_is_replaced(tmp_path) -> None:
     [
         (["nowhere", "1"], "'nowhere' is not a run folder"),
         (["RUN", "9"], "a worker of the run must be 0 to 3, got 9"),
-        (["RUN", "1"], "cluster 'simulated' cannot drain workers; processes and ray can"),
+        (["RUN", "1"], "cluster 'simulated' cannot drain workers; processes, nodes and ray can"),
     ],
 )
 @pytest.mark.in_process

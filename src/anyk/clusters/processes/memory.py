@@ -311,10 +311,15 @@ def message_bytes(size: int) -> int:
 
 def place_buffers(buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int]:
     """Return the aligned places of consecutive buffers as (start, length), and their total size."""
+    return places_of([buffer.nbytes for buffer in buffers])
+
+
+def places_of(sizes: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+    """Return the aligned places of consecutive buffers of some sizes, and their total size."""
     places, end = [], 0
-    for buffer in buffers:
-        places.append((end, buffer.nbytes))
-        end += -(-buffer.nbytes // ALIGN) * ALIGN
+    for size in sizes:
+        places.append((end, size))
+        end += -(-size // ALIGN) * ALIGN
     return places, end
 
 

@@ -204,9 +204,14 @@ class Processes(Remote[_ProcessHandle]):
 
     def ship(self, partitions: Partitions) -> None:
         self.prepare()
-        plan = self._plan
         buffers = ship(partitions)
-        places = self._write_data(buffers)
+        self.check_room(sum(buffer.nbytes for buffer in buffers))
+        self._segments = [Segment.create(0, "data")]
+        self.share(self._segments[0].store(buffers), shared_modules(buffers))
+
+    def share(self, places: Sequence[tuple[int, int]], imports: Sequence[str]) -> None:
+        """Make a run's memory besides its data (in the first segment, at ``places``), and brief the helper program."""
+        plan = self._plan
         models = Segment.create(plan.models_size, "models")
         replies = Segment.create(plan.replies_size, "replies")
         mail = Segment.create(plan.workers * (plan.box + ERROR_BOX), "mail")
@@ -220,8 +225,8 @@ class Processes(Remote[_ProcessHandle]):
             setup=self.setup,
             assignment=self.assignment,
             children=self.children,
-            imports=[name for name in _SHARED if name in sys.modules and name.encode() in bytes(buffers[0])],
-            places=places,
+            imports=list(imports),
+            places=list(places),
             sizes=[segment.size for segment in self._segments],
         )
         packed = msgspec.json.encode(briefing, enc_hook=float)
@@ -247,9 +252,9 @@ class Processes(Remote[_ProcessHandle]):
             socket.send_fds(self._link, [message], fds)
         self._link.setblocking(False)
 
-    def _write_data(self, buffers: list[memoryview]) -> list[tuple[int, int]]:
-        """Write the partitions, an object and its arrays, to the first segment; return their places."""
-        plan, size = self._plan, sum(buffer.nbytes for buffer in buffers)
+    def check_room(self, size: int) -> None:
+        """Raise :class:`~anyk.base.errors.BadInput` unless ``size`` bytes of data and the run's buffers have room."""
+        plan = self._plan
         required = size + 3 * plan.model_bytes * len(plan.slots) + plan.replies_size // 2
         available = available_memory()
         if available is not None and required > available:
@@ -257,8 +262,6 @@ class Processes(Remote[_ProcessHandle]):
                 f"the data and {self.workers} workers' buffers need {required / 2**20:,.0f} MiB of shared memory, "
                 f"{available / 2**20:,.0f} MiB are available; use fewer workers, fewer columns or float32"
             )
-        self._segments = [Segment.create(0, "data")]
-        return self._segments[0].store(buffers)
 
     def spawn(self, worker: int) -> None:
         """Have the helper program fork a worker, with its own doorbell."""
@@ -328,17 +331,27 @@ class Processes(Remote[_ProcessHandle]):
 
     def send_orders(self, worker: int) -> None:
         handle = self.handles[worker]
-        if not handle.present or handle.box is None:
+        if handle.present:
+            self.forward(worker, self._tasks.orders(handle))
+
+    def forward(self, worker: int, orders: bytes) -> None:
+        """Put packed orders into a worker's mail box, and wake it."""
+        handle = self.handles[worker]
+        if handle.box is None:
             return
-        handle.box.put(self._tasks.orders(handle))
+        handle.box.put(orders)
         # a full doorbell has rung already; if it is closed, the worker is dead, which the helper will report
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(handle.doorbell, b"!")
 
-    def poll(self, timeout: float) -> None:
+    def fds(self) -> tuple[int, int]:
+        """Return the descriptors on which news arrives: of reports, and of the helper program."""
         assert self._link is not None
-        link = self._link.fileno()
-        ready = readable([self._pipe, link], timeout)
+        return self._pipe, self._link.fileno()
+
+    def poll(self, timeout: float) -> None:
+        link = self.fds()[1]
+        ready = readable(self.fds(), timeout)
         if self._pipe in ready:
             self._read_records()
         if link in ready or self._helper_gone:
@@ -369,6 +382,10 @@ class Processes(Remote[_ProcessHandle]):
             report = Report(*values)
             if not (0 <= worker < self.workers and -1 <= buffer < self._plan.buffers and report.kind in self._kinds):
                 raise RunFailed(f"a report of worker {worker} {_BROKEN}")
+            if report.kind == READY and not report.done and incarnation == self.handles[worker].incarnation:
+                if not 0 < report.bits < 1 << 31:
+                    raise RunFailed(f"the process number of worker {worker} {_BROKEN}")
+                self.pids[worker] = report.bits  # the helper program's line about it may come later
             if report.kind == FAILED or (report.kind in (READY, EVALUATED) and report.done):
                 report = report._replace(text=self._error(worker))
             self.news.append(Notice(now, worker, incarnation, buffer, report))
@@ -414,6 +431,11 @@ class Processes(Remote[_ProcessHandle]):
     def _error(self, worker: int) -> str:
         offset = self._plan.box_at(worker) + self._plan.box
         return self._mail.memory[offset : offset + ERROR_BOX].partition(b"\0")[0].decode(errors="replace")
+
+
+def shared_modules(buffers: Sequence[memoryview]) -> list[str]:
+    """Return the modules that workers are to share, by the bytes of the object that they get."""
+    return [name for name in _SHARED if name in sys.modules and name.encode() in bytes(buffers[0])]
 
 
 def _to_helper(request: list[object]) -> bytes:

@@ -41,7 +41,7 @@ class SharedStore(RemoteStore):
     All but one of a worker's reply buffers may contain unused messages; further messages are moved.
     """
 
-    def __init__(self, messages: Messages, plan: MemoryLayout) -> None:
+    def __init__(self, messages: Messages | None, plan: MemoryLayout) -> None:
         super().__init__(messages)
         self._plan = plan
         self._free_copies = list(reversed(range(plan.copies)))

@@ -25,7 +25,7 @@ from anyk.clusters.processes.memory import (
     mark_buffer,
     model_view,
 )
-from anyk.clusters.remote.channel import Disconnected
+from anyk.clusters.remote.channel import READY, Disconnected
 from anyk.clusters.remote.orders import Orders, unpack
 from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.worker import RunSetup, Worker
@@ -120,6 +120,8 @@ class SharedMemoryWorker(Worker[int]):
             encoded = report.text.encode(errors="replace")[: ERROR_BOX - 1] + b"\0"
             offset = self._layout.box_at(self.worker) + self._layout.box
             self._shared.mail.memory[offset : offset + len(encoded)] = encoded
+        elif report.kind == READY:
+            report = report._replace(bits=os.getpid())
         # a record has no text
         record = RECORD.pack(self.worker, self._incarnation, -1 if buffer is None else buffer, *report[:-1])
         try:

@@ -82,6 +82,9 @@ class Networked(Remote[N]):
         self.send(worker, Envelope(handle.number, self._tasks.orders(handle), available, fresh))
         handle.has = frozenset(available)
 
+    def is_here(self, worker: int) -> bool:
+        return self.handles[worker].here
+
     def renew(self, worker: int) -> N:
         """Record that a worker is being started, without any vectors; return its handle."""
         handle = self.handles[worker]

@@ -79,6 +79,10 @@ class Workforce(Cluster, Generic[H]):
     def _interpret(self, news: News) -> Event | Cut | None:
         """Process a notice; return its event, None if it is out of date."""
 
+    def is_here(self, worker: int) -> bool:
+        """Return whether a worker is a process of this machine, where its process number means something."""
+        return True
+
     def now(self) -> float:
         return time.monotonic() - self._start
 
@@ -112,7 +116,8 @@ class Workforce(Cluster, Generic[H]):
 
     def _refuse_late_workers(self) -> NoReturn:
         late = [worker for worker, handle in enumerate(self.handles) if not handle.present]
-        stopped = [(worker, pid) for worker, pid in self.pids.items() if worker in late and is_stopped(pid)]
+        near = {worker: pid for worker, pid in self.pids.items() if worker in late and self.is_here(worker)}
+        stopped = [(worker, pid) for worker, pid in near.items() if is_stopped(pid)]
         advice = "".join(f"; worker {worker} is stopped: kill -CONT {pid}" for worker, pid in stopped)
         seconds = f"{self.patience_at_start:.0f} s"
         raise RunFailed(f"workers {late} did not load their partitions within {seconds}{advice}")

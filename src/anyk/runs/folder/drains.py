@@ -38,8 +38,8 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
         return sorted(set(read_drained(folder)))
     for worker in workers:
         check_range("a worker of the run", worker, 0, config.workers.most - 1)
-    if config.cluster.partition(":")[0] not in ("processes", "ray"):
-        raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
+    if config.cluster.partition(":")[0] not in ("processes", "nodes", "ray"):
+        raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes, nodes and ray can")
     if not _is_going_on(folder):
         raise BadInput(f"the run '{folder}' is not going on; resume it first")
     check_plain(folder / NAME, folder / _LOCK)

@@ -186,7 +186,7 @@ def race(
     >>> coded.seconds < uncoded.seconds
     True
     """
-    check_launcher()
+    check_launcher(cluster)
     if not strategies:
         raise BadInput("a race needs at least one strategy")
     trained, models = combine(problem)

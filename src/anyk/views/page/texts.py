@@ -23,6 +23,7 @@ _WHERE = {
     "simulated": "simulated workers (seconds are virtual)",
     "ray": "Ray actors",
     "mpi": "MPI ranks",
+    "nodes": "processes on several machines",
 }
 
 

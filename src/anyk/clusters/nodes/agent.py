@@ -1,0 +1,451 @@
+"""A node's agent: it starts the node's workers, feeds them, and offers their messages; it decides nothing.
+
+Workers are those of ``processes``: children of the agent's helper program, with the node's own shared memory, in which
+a model version exists once however many workers need it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from anyk.base.arrays import Array
+from anyk.base.errors import BadInput, RunFailed
+from anyk.clusters.contract import Key, Report
+from anyk.clusters.nodes.carrier import NOT_ADMITTED, Finished, Gone, Heard, NodeCarrier
+from anyk.clusters.nodes.session import (
+    PROGRAM_ENDED,
+    SILENCE,
+    Brief,
+    Broken,
+    Drop,
+    End,
+    Ended,
+    Give,
+    Hello,
+    Kill,
+    Leave,
+    Spawn,
+    Told,
+)
+from anyk.clusters.nodes.site import Entry, Site, difference, versions, wait_for
+from anyk.clusters.nodes.wire import Offered, bytes_of
+from anyk.clusters.processes import Processes
+from anyk.clusters.processes.memory import FULL, HEADER, MemoryLayout, Segment, places_of
+from anyk.clusters.processes.shared_store import SharedStore
+from anyk.clusters.remote.channel import READY, REPLY
+from anyk.clusters.remote.handles import Died, Notice
+from anyk.clusters.remote.networked import machine
+from anyk.clusters.remote.orders import Orders, pack, unpack
+from anyk.clusters.remote.worker import ASKED
+from anyk.clusters.store import CARRIED, Message
+from anyk.clusters.waiting import readable
+
+_TURN = 0.25  # seconds after which the agent looks at its helper program in any case
+_RETRY = 1.0  # seconds after which a read that failed is begun again, if its vector is still needed
+_JOIN = 300.0  # seconds that the driver may take to start
+_RETURN = 120.0  # seconds that a driver may take to be started again after it has died
+_REMEMBERED = 256  # tasks of a worker whose orders are remembered
+
+
+class _NodeStore(SharedStore):
+    """The node's models, and messages of workers elsewhere, where its workers read them.
+
+    A message of its own workers that finds too few free buffers is copied; none is moved while others read it.
+    """
+
+    def _copy_out(self, worker: int) -> bool:
+        return False
+
+
+class Engine(Processes):
+    """The node's own processes, numbered as in the whole run; those of other nodes are not started."""
+
+    store: _NodeStore
+
+    def begin(self, brief: Brief, data: Segment, places: list[tuple[int, int]]) -> None:
+        """Prepare the run's memory; workers are started one by one (:meth:`start_worker`)."""
+        self.handles = [self._handle() for _ in range(self.workers)]
+        self._plan, self.setup = brief.layout, brief.setup
+        self.assignment = [tuple(assigned) for assigned in brief.assignment]
+        self.store = _NodeStore(None, brief.layout)
+        self._segments = [data]
+        self.check_room(0)  # the data is there already
+        self.prepare()
+        self.share(places, brief.imports)
+
+    def start_worker(self, worker: int, incarnation: int) -> None:
+        """Start a worker in the incarnation that the driver has given it."""
+        self.handles[worker].incarnation = incarnation - 1
+        self.spawn(worker)
+
+    def announced(self, notice: Notice) -> tuple[int, int]:
+        """Return the place of a worker's message in the memory of replies, and the number of its entries."""
+        place = self._plan.buffer_at(notice.worker, notice.buffer)
+        state, task, chunk, size = HEADER.unpack_from(self.replies.memory, place)
+        if (state, task, chunk) != (FULL, notice.report.task, notice.report.chunk):
+            raise RunFailed(f"the message of worker {notice.worker} is not the one that it has announced")
+        return place + HEADER.size, size
+
+    @property
+    def replies(self) -> Segment:
+        """The memory of replies."""
+        return self._segments[2]
+
+    @property
+    def plan(self) -> MemoryLayout:
+        """The layout of the memory."""
+        return self._plan
+
+
+class _Vector:
+    """A vector that the node's workers need: where it is read from, and whether it is there."""
+
+    def __init__(self, offered: Offered) -> None:
+        self.offered = offered
+        self.here = False
+        self.read = 0  # number of the read
+        self.again = 0.0  # time at which a read that failed is begun again
+
+
+class _Run:
+    """What an agent knows of a run."""
+
+    def __init__(self, brief: Brief) -> None:
+        self.brief = brief
+        self.places, size = places_of([part.size for part in brief.data])
+        self.data = Segment.create(size, "data")
+        self.data.reserve(0, self.data.size)
+        self.data_left: set[int] = set()  # reads of its parts that are not over
+        self.engine: Engine | None = None
+        self.spawns: dict[int, int] = {}  # incarnations of workers to start once the data is there
+        self.vectors: dict[Key, _Vector] = {}
+        self.waiting: dict[int, Give] = {}  # newest orders whose vectors are not all here
+        self.packed: dict[int, dict[int, set[int]]] = {}  # chunks whose messages are compressed, by worker and task
+        self.kept: dict[bytes, tuple[int, Any]] = {}  # worker and buffer of messages that the driver has not freed
+        self.reads: dict[int, Key] = {}
+
+
+class Agent:
+    """The agent in one life, which ends with the program, or with the driver's life."""
+
+    def __init__(self, carrier: NodeCarrier, *, parent: int = -1) -> None:
+        self._carrier = carrier
+        self._driver_bytes = ""
+        self._parent = parent
+        self._run: _Run | None = None
+        self._reads = 0
+        carrier.tell(Hello(carrier.address, machine(), os.getpid()))
+
+    def serve(self) -> str:
+        """Work until the driver ends the program (return "") or this life is over (return why)."""
+        try:
+            while True:
+                engine = self._run.engine if self._run is not None else None
+                fds = [self._carrier.fd, *([] if engine is None else engine.fds())]
+                ready = readable([*fds, self._parent] if self._parent >= 0 else fds, _TURN)
+                if self._parent in ready:
+                    return "the driver has ended"
+                for news in self._carrier.news():
+                    match news:
+                        case Heard(_, Leave()):
+                            return ""
+                        case Heard(_, message):
+                            self._obey(message)
+                        case Finished(number, complete):
+                            self._on_read(number, complete)
+                        case Gone(_, reason):
+                            return reason
+                self._look()
+        finally:
+            self._end_run()
+
+    # ------------------------------------------------------------------------------------------- runs
+
+    def _obey(self, message: Any) -> None:
+        if isinstance(message, Brief):
+            self._begin(message)
+            return
+        run = self._run
+        if run is None or message.run != run.brief.run:
+            return
+        match message:
+            case End():
+                self._end_run()
+            case Spawn(_, worker, incarnation):
+                run.spawns[worker] = incarnation
+            case Kill(_, worker) if run.engine is not None:
+                run.engine.end_worker(worker)
+            case Give(_, worker):
+                run.waiting[worker] = message
+                for key, offered in message.needs:
+                    if key not in run.vectors:
+                        run.vectors[key] = _Vector(offered)
+            case Drop(_, vectors, messages):
+                self._drop(run, vectors, messages)
+
+    def _begin(self, brief: Brief) -> None:
+        """Read a new run's data."""
+        self._end_run()
+        self._driver_bytes = brief.address
+        run = self._run = _Run(brief)
+        view = memoryview(run.data.memory)
+        for (start, size), part in zip(run.places, brief.data, strict=True):
+            run.data_left.add(self._read(view[start : start + size], part))
+
+    def _read(self, into: memoryview, offered: Offered) -> int:
+        self._reads += 1
+        self._carrier.read(self._reads, into, offered, [self._driver_bytes])
+        return self._reads
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        for number in (*run.data_left, *run.reads):
+            self._carrier.stop(number)
+        for key in run.kept:
+            self._carrier.drop(key)
+        if run.engine is not None:
+            run.engine.close()
+        else:
+            run.data.close()
+
+    def _start(self, run: _Run) -> None:
+        """Start the engine: all data is there."""
+        engine = Engine(run.brief.layout.workers, seed=run.brief.setup.seed)
+        run.engine = engine
+        engine.begin(run.brief, run.data, run.places)
+
+    def _drop(self, run: _Run, vectors: list[Key], messages: list[bytes]) -> None:
+        for key in vectors:
+            vector = run.vectors.pop(key, None)
+            if vector is None or run.engine is None or not (vector.read or vector.here):
+                continue
+            if vector.read:
+                self._carrier.stop(vector.read)
+                run.reads.pop(vector.read, None)
+            self._forget(run.engine, key)
+        for name in messages:
+            self._carrier.drop(name)
+            worker, buffer = run.kept.pop(name, (0, None))
+            if buffer is not None and run.engine is not None:
+                run.engine.store.free_buffer(worker, buffer)
+
+    def _forget(self, engine: Engine, key: Key) -> None:
+        first, second = key
+        if isinstance(first, str):
+            engine.store.release(first, second)
+        else:
+            engine.store.free(first, second)
+
+    # ------------------------------------------------------------------------------------------- vectors
+
+    def _on_read(self, number: int, complete: bool) -> None:
+        run = self._run
+        if run is None:
+            return
+        if number in run.data_left:
+            run.data_left.discard(number)
+            if not complete:
+                self._carrier.tell(Broken(run.brief.run, "the data that came does not match the driver's digests"))
+            return
+        key = run.reads.pop(number, None)
+        vector = None if key is None else run.vectors.get(key)
+        if vector is None or key is None or run.engine is None:
+            return
+        vector.read, vector.here = 0, complete
+        if not complete:  # withdrawn, because newer orders are on their way, or changed by somebody else
+            self._forget(run.engine, key)
+            vector.again = time.monotonic() + _RETRY
+
+    def _fetch(self, run: _Run, engine: Engine) -> None:
+        """Begin to read the vectors that are needed."""
+        now = time.monotonic()
+        for key in dict.fromkeys(key for give in run.waiting.values() for key, _ in give.needs):
+            vector = run.vectors.get(key)
+            if vector is None or vector.here or vector.read or now < vector.again:
+                continue
+            vector.read = self._read(bytes_of(self._room(engine, key, vector.offered.size)), vector.offered)
+            run.reads[vector.read] = key
+
+    def _room(self, engine: Engine, key: Key, size: int) -> Array:
+        """Return memory in which workers find a vector of ``size`` bytes."""
+        first, second = key
+        if isinstance(first, str):
+            engine.store.publish(first, second, engine.store.blank(first))
+            return engine.store.model(first, second)
+        vector = np.empty(size // engine.plan.itemsize, dtype=engine.plan.dtype)
+        engine.store.arrived[first, second] = Message((), vector, -1)
+        engine.store.locate((first, second))  # moves it to where workers read it
+        moved = engine.store.arrived[first, second].vector
+        moved.flags.writeable = True
+        return moved
+
+    def _deliver(self, run: _Run, engine: Engine) -> None:
+        """Give workers the orders whose vectors are all here, with the places of these vectors."""
+        for worker, give in list(run.waiting.items()):
+            if all(key in run.vectors and run.vectors[key].here for key, _ in give.needs):
+                del run.waiting[worker]
+                orders = _placed(unpack(give.orders), engine.store)
+                packed = run.packed.setdefault(worker, {})
+                packed[orders.task] = {index for index, chunk in enumerate(orders.chunks) if chunk.compress}
+                if len(packed) > _REMEMBERED:
+                    del packed[next(iter(packed))]
+                engine.forward(worker, pack(orders))
+
+    # ------------------------------------------------------------------------------------------- workers
+
+    def _look(self) -> None:
+        """Do what is due for the run."""
+        run = self._run
+        if run is None or run.data_left:
+            return
+        try:
+            if run.engine is None:
+                self._start(run)
+            assert run.engine is not None
+            spawns, run.spawns = run.spawns, {}
+            for worker, incarnation in spawns.items():
+                run.engine.start_worker(worker, incarnation)
+            run.engine.poll(0.0)
+            while run.engine.news:
+                self._tell(run, run.engine, run.engine.news.popleft())
+            self._fetch(run, run.engine)
+            self._deliver(run, run.engine)
+        except (BadInput, RunFailed, OSError) as error:
+            self._carrier.tell(Broken(run.brief.run, str(error)))
+            self._end_run()
+
+    def _tell(self, run: _Run, engine: Engine, news: Any) -> None:
+        """Tell the driver what a worker has done."""
+        worker, incarnation, number = news.worker, news.incarnation, run.brief.run
+        handle = engine.handles[worker]
+        if isinstance(news, Died):
+            if incarnation == handle.incarnation:
+                handle.present = False
+                engine.pids.pop(worker, None)
+                engine.store.void(worker)
+                run.waiting.pop(worker, None)
+                self._carrier.tell(Ended(number, worker, incarnation, news.reason, news.blame))
+            return
+        report: Report = news.report
+        if report.kind == READY and not report.done and incarnation == handle.incarnation:
+            handle.present = True
+            report = report._replace(text=f"{machine()} {report.bits}", bits=0)
+        told = Told(number, worker, incarnation, report)
+        if report.kind == REPLY:
+            start, size = engine.announced(news)
+            packed = report.chunk in run.packed.get(worker, {}).get(report.task, ())
+            dtype = np.dtype(np.uint8 if packed else engine.plan.dtype)
+            message = engine.store.keep(news, (), engine.replies.array(start, size, dtype))
+            told.form = dtype.str, size
+            told.offered = self._carrier.offer(bytes_of(message.vector))
+            run.kept[told.offered.key] = worker, message.buffer
+        self._carrier.tell(told)
+
+
+def _placed(orders: Orders, store: SharedStore) -> Orders:
+    """Return orders with the places of models and messages in the node's memory, instead of their keys."""
+    chunks = [
+        chunk._replace(mix=tuple((who, *store.locate((task, index)), weight) for who, task, index, weight in chunk.mix))
+        for chunk in orders.chunks
+    ]
+    requests = [
+        [*request, [[*store.locate((first, second)), *rest] for first, second, *rest in gathered]]
+        for *request, gathered in orders.requests
+    ]
+    question = orders.question
+    if question is not None:
+        number, version, *rest = question
+        question = [number, store.place(ASKED, version), *rest]
+    carried = [
+        part and [part[0], part[1], [store.place(f"{CARRIED} {i}", version) for i, version in enumerate(part[2])]]
+        for part in orders.carried
+    ]
+    named = zip(orders.chunks, orders.versions, strict=True)
+    places = [store.place(chunk.slot, version) for chunk, version in named]
+    return orders._replace(chunks=chunks, places=places, requests=requests, question=question, carried=carried)
+
+
+# ---------------------------------------------------------------------------------------------------- lives
+
+
+def serve(site: Site, port: int) -> str:
+    """Be a node for one life of the driver after another; return "" if the driver ends the program, else why."""
+    rank = site.place.rank
+    driver = wait_for(site.driver, _JOIN)
+    if driver is None:
+        return f"rank 0 has not started its cluster 'nodes' within {_JOIN:.0f} s"
+    until = time.monotonic() + _RETURN
+    while True:
+        if apart := difference(f"node {rank}", versions(), driver.versions):
+            return apart
+        public, secret = zmq.curve_keypair()
+        life = os.urandom(8).hex()
+        site.publish(Entry(rank, public.decode(), life, versions()))
+        carrier = NodeCarrier(site.place.host, port, (public, secret), life, driver)
+        threading.Thread(target=_look_out, args=(site, carrier, driver), daemon=True).start()
+        reason = _live(carrier)
+        if reason in ("", NOT_ADMITTED):
+            return reason
+        if carrier.was_heard:
+            until = time.monotonic() + _RETURN
+            _say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
+        ended = driver.life if reason == PROGRAM_ENDED else ""
+        following = wait_for(partial(site.driver, unlike=ended), max(0.0, until - time.monotonic()))
+        if following is None or time.monotonic() > until:
+            return f"no driver was heard for {_RETURN:.0f} s (the last: {reason})"
+        driver = following
+
+
+def _look_out(site: Site, carrier: NodeCarrier, driver: Entry) -> None:
+    """While the driver is silent, look in the store whether another one has taken its place, perhaps at its port."""
+    while not carrier.ended:
+        time.sleep(_TURN)
+        with contextlib.suppress(BadInput):  # somebody else has written there
+            if carrier.silent > SILENCE and site.driver(unlike=driver.life) is not None:
+                carrier.leave(PROGRAM_ENDED)
+                return
+
+
+def _live(carrier: NodeCarrier, *, parent: int = -1) -> str:
+    """Be a node for one life of the driver; ``parent``: a descriptor that can be read when the driver has ended."""
+    carrier.start()
+    try:
+        return Agent(carrier, parent=parent).serve()
+    finally:
+        carrier.end()
+
+
+def _say(sentence: str) -> None:
+    print(f"anyk: {sentence}", file=sys.stderr, flush=True)
+
+
+class Child(msgspec.Struct):
+    """What rank 0 tells the agent of its own machine, which needs no store."""
+
+    host: str
+    port: int
+    keys: list[str]
+    life: str
+    driver: Entry
+
+
+def main() -> None:
+    """Entry point of the agent of rank 0's machine; it ends when its standard input closes, as when the driver ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
+    child = msgspec.json.decode(sys.stdin.buffer.readline(), type=Child)
+    public, secret = (key.encode() for key in child.keys)
+    carrier = NodeCarrier(child.host, child.port, (public, secret), child.life, child.driver)
+    sys.exit(1 if _live(carrier, parent=sys.stdin.fileno()) else 0)

@@ -1,0 +1,516 @@
+"""The thread that owns a process's sockets: control between driver and nodes, and bytes between all of them.
+
+Signs of life, acknowledgements and pieces go on whatever the program computes. The program passes functions to the
+thread (:meth:`Carrier.do`), which carries them out in order, and reads the news that the thread leaves for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+from zmq.utils.z85 import encode
+
+from anyk.base.errors import BadInput
+from anyk.clusters.nodes.session import (
+    BEAT,
+    Answer,
+    Hello,
+    Session,
+    ToDriver,
+    ToNode,
+    Watch,
+    from_driver,
+    from_node,
+)
+from anyk.clusters.nodes.site import Entry, difference, versions
+from anyk.clusters.nodes.wire import Frames, Offered, Offers, Reads, Source, digests_of
+
+_TICK = 200  # milliseconds between two looks at what is late
+_PROBE = 0.5  # seconds that a system may take to accept a connection
+_ZAP = "inproc://zeromq.zap.01"  # where libzmq asks whether to admit a key (RFC 27)
+_OVER = b"over"  # what the driver answers a life that it has taken for dead
+NOT_ADMITTED = "the driver did not admit this node: see its message there"
+
+
+class Joined(NamedTuple):
+    """A node has begun a life."""
+
+    rank: int
+    life: bytes
+    hello: Hello
+
+
+class Heard(NamedTuple):
+    """The other side has sent a message."""
+
+    life: bytes
+    message: Any
+
+
+class Taken(NamedTuple):
+    """A node has acknowledged its messages up to a number."""
+
+    life: bytes
+    number: int
+
+
+class Gone(NamedTuple):
+    """The other side has died, or has taken this one for dead."""
+
+    life: bytes
+    reason: str
+
+
+class Finished(NamedTuple):
+    """A read is over."""
+
+    number: int
+    complete: bool
+
+
+class Refused(NamedTuple):
+    """A process was not admitted."""
+
+    sentence: str
+
+
+News = Joined | Heard | Taken | Gone | Finished | Refused
+
+
+def at(host: str, port: int) -> str:
+    """Return an address as ``host:port``.
+
+    >>> at("::1", 5)
+    '[::1]:5'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Carrier(threading.Thread):
+    """Offers and reads bytes over plain TCP; its two kinds speak with the other side over an encrypted connection."""
+
+    def __init__(self, host: str, port: int = 0) -> None:
+        super().__init__(daemon=True)
+        self._context = zmq.Context()
+        self._readers: dict[zmq.Socket[bytes], Callable[[], None]] = {}  # what to do if a socket can be read
+        self._news: deque[News] = deque()
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake, self._waker = os.pipe()  # for the thread
+        self.fd, self._ring = os.pipe()  # for the program: readable if there are news
+        for descriptor in (self._wake, self._waker, self.fd, self._ring):
+            os.set_blocking(descriptor, False)
+        self.ended = False
+        self._beat_at = 0.0
+        self._sources: dict[str, zmq.Socket[bytes]] = {}
+        self._monitors: dict[zmq.Socket[bytes], zmq.Socket[bytes]] = {}
+        self._bytes = self.socket(zmq.ROUTER)
+        self.address = at(host, self.bind(self._bytes, host, port))
+        self.offers = Offers(self._answer)
+        self.reads = Reads(self._request, lambda *end: self.tell_program(Finished(*end)), time.monotonic)
+        self.listen(self._bytes, self._on_request)
+
+    # ------------------------------------------------------------------------------------------- for the program
+
+    def do(self, order: Callable[[], None]) -> None:
+        """Have the thread carry out an order, after all earlier ones."""
+        self._orders.put(order)
+        with contextlib.suppress(BlockingIOError):  # it has been woken already
+            os.write(self._waker, b"!")
+
+    def news(self) -> list[News]:
+        """Return what has happened since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.fd, 4096):
+                pass
+        return [self._news.popleft() for _ in range(len(self._news))]
+
+    def offer(self, data: memoryview) -> Offered:
+        """Offer bytes under a new secret key; they must not change until the key is dropped."""
+        offered = Offered(secrets.token_bytes(16), len(data), digests_of(data))
+        self.do(lambda: self.offers.put(offered.key, data))
+        return offered
+
+    def drop(self, key: bytes) -> None:
+        """Withdraw bytes that were offered."""
+        self.do(lambda: self.offers.drop(key))
+
+    def read(self, number: int, into: memoryview, offered: Offered, sources: Sequence[str]) -> None:
+        """Begin to read from processes, by their addresses, what one of them offers."""
+        from_each = [Source(address, offered.key) for address in sources]
+
+        def begin() -> None:
+            self.reads.begin(number, into, offered.digests, from_each)
+            self._connect_sources()
+
+        self.do(begin)
+
+    def read_also(self, number: int, address: str, key: bytes) -> None:
+        """Read from a further process as well."""
+
+        def add() -> None:
+            self.reads.add_source(number, Source(address, key))
+            self._connect_sources()
+
+        self.do(add)
+
+    def stop(self, number: int) -> None:
+        """Stop a read."""
+        self.do(lambda: self.reads.stop(number))
+
+    def end(self, within: float = 5.0) -> None:
+        """End the thread, and close everything."""
+        if not self.ended:
+            self.do(self._end)
+            self.join(within)
+            for descriptor in (self._wake, self._waker, self.fd, self._ring):
+                os.close(descriptor)
+
+    # ------------------------------------------------------------------------------------------- the thread
+
+    def run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # a bug of anyk: the program must not wait for ever
+            traceback.print_exc()
+            self.tell_program(Gone(b"", f"{type(error).__name__}: {error}"))
+        self._context.destroy(linger=0)
+
+    def _serve(self) -> None:
+        while not self.ended:
+            poller = zmq.Poller()
+            for reader in (*self._readers, self._wake):
+                poller.register(reader, zmq.POLLIN)
+            for ready, _ in poller.poll(_TICK):
+                if ready == self._wake:
+                    self._carry_out()
+                elif (read := self._readers.get(ready)) is not None:
+                    with contextlib.suppress(zmq.ZMQError):  # another reader may have closed it
+                        read()
+            self.reads.look()
+            self.look()
+            if (now := time.monotonic()) >= self._beat_at:
+                self._beat_at = now + BEAT
+                self.beat()
+                self._close_idle()
+
+    def _carry_out(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 4096)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._orders.get_nowait()()
+
+    def _end(self) -> None:
+        self.ended = True
+
+    def beat(self) -> None:
+        """Give signs of life; called every second."""
+
+    def look(self) -> None:
+        """See who is silent; called often."""
+
+    def tell_program(self, news: News) -> None:
+        """Leave news for the program."""
+        self._news.append(news)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._ring, b"!")
+
+    def socket(self, kind: int) -> zmq.Socket[bytes]:
+        """Return a socket that notices within seconds that its connection is lost, and opens it again."""
+        made = self._context.socket(kind)
+        made.linger = 0
+        made.ipv6 = True
+        made.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4000)
+        made.setsockopt(zmq.RECONNECT_IVL, 100)
+        made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        made.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
+        made.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        return made
+
+    def bind(self, made: zmq.Socket[bytes], host: str, port: int) -> int:
+        """Have a socket listen at one address of this machine; return its port, any free one for 0."""
+        try:
+            made.bind(f"tcp://{at(host, port) if port else at(host, 0).replace(':0', ':*')}")
+        except zmq.ZMQError as error:
+            raise BadInput(f"cluster 'nodes' cannot listen at {at(host, port)}: {error.strerror}") from None
+        return int(made.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+    def listen(self, made: zmq.Socket[bytes], on: Callable[[list[Any]], None]) -> None:
+        """Pass each message of a socket to a function."""
+
+        def read() -> None:
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    on(made.recv_multipart(zmq.NOBLOCK, copy=False))
+
+        self._readers[made] = read
+
+    def watch(self, made: zmq.Socket[bytes], on: Callable[[int], None]) -> None:
+        """Pass the events of a socket's connection to a function."""
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        monitor = self._monitors[made] = made.get_monitor_socket(events)
+        self.listen(monitor, lambda frames: on(parse_monitor_message([frame.bytes for frame in frames])["event"]))
+
+    # ------------------------------------------------------------------------------------------- bytes
+
+    def _on_request(self, frames: list[Any]) -> None:
+        who, *request = [frame.bytes for frame in frames]
+        self.offers.asked(who, request)
+
+    def _answer(self, who: bytes, frames: Frames) -> None:
+        with contextlib.suppress(zmq.ZMQError):
+            self._bytes.send_multipart([who, *frames], zmq.NOBLOCK, copy=False)
+
+    def _request(self, address: str, frames: Frames) -> None:
+        with contextlib.suppress(zmq.ZMQError):
+            self._sources[address].send_multipart(list(frames), zmq.NOBLOCK)
+
+    def _connect_sources(self) -> None:
+        """Connect to the processes that reads have come to need; a read waits until they are connected."""
+        for address in self.reads.addresses - self._sources.keys():
+            made = self._sources[address] = self.socket(zmq.DEALER)
+
+            def on(event: int, address: str = address) -> None:
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self.reads.connected(address)
+                else:
+                    self.reads.disconnected(address)
+
+            def arrived(frames: list[Any], address: str = address) -> None:
+                self.reads.arrived(address, [frame.buffer for frame in frames])
+
+            self.watch(made, on)
+            self.listen(made, arrived)
+            made.connect(f"tcp://{address}")
+
+    def _close_idle(self) -> None:
+        """Close the connections to processes that no read needs any more."""
+        for address in self._sources.keys() - self.reads.addresses - self.living():
+            self.close_socket(self._sources.pop(address))
+            self.reads.disconnected(address)
+            self.reads.forget(address)
+
+    def living(self) -> set[str]:
+        """Return the addresses of processes that are likely to be read from again."""
+        return set(self._sources)
+
+    def close_socket(self, made: zmq.Socket[bytes]) -> None:
+        """Close a socket, and what watches it."""
+        monitor = self._monitors.pop(made)
+        made.disable_monitor()
+        for each in (made, monitor):
+            del self._readers[each]
+            each.close()
+
+    def probe(self, address: str, on: Callable[[Answer], None]) -> None:
+        """Try to connect to a process, and have the thread pass on the answer."""
+
+        def knock() -> None:
+            answer: Answer = "none"
+            host, _, port = address.rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), _PROBE).close()
+                answer = "accepted"
+            except ConnectionRefusedError:
+                answer = "refused"
+            except OSError:
+                pass
+            if not self.ended:
+                self.do(lambda: on(answer))
+
+        threading.Thread(target=knock, daemon=True).start()
+
+
+@dataclass
+class _Node:
+    """A node's life, as the driver's thread knows it."""
+
+    rank: int
+    session: Session[ToNode]
+    watch: Watch
+    address: str = ""  # of its bytes, once it has said hello
+
+
+class DriverCarrier(Carrier):
+    """The driver's thread: it admits the nodes whose keys the job's store names, and speaks with them.
+
+    ``find`` returns the entry of the node that has a public key, None if there is none.
+    """
+
+    def __init__(self, host: str, port: int, find: Callable[[str], Entry | None]) -> None:
+        super().__init__(host, port and port + 1)
+        self._find = find
+        self._nodes: dict[bytes, _Node] = {}
+        self._over: dict[bytes, None] = {}  # lives that were taken for dead
+        self._admitted: dict[bytes, int] = {}  # ranks, by lives
+        self._gate = self._context.socket(zmq.REP)
+        self._gate.linger = 0
+        self._gate.bind(_ZAP)
+        self.listen(self._gate, self._on_key)
+        self._control = self.socket(zmq.ROUTER)
+        public, secret = zmq.curve_keypair()
+        self._control.curve_server = True
+        self._control.curve_secretkey = secret
+        self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._control.setsockopt(zmq.ROUTER_HANDOVER, 1)  # of a node's connection that was opened again
+        self.key, self.port = public.decode(), self.bind(self._control, host, port)
+        self.listen(self._control, self._on_frame)
+
+    def tell(self, life: bytes, message: ToNode) -> None:
+        """Send a node a message, each once and in order, unless it has died."""
+
+        def send() -> None:
+            if (node := self._nodes.get(life)) is not None:
+                node.session.tell(message)
+
+        self.do(send)
+
+    def _on_key(self, frames: list[Any]) -> None:
+        """Admit a process, or do not."""
+        version, request, _, peer, _, _, *credentials = (frame.bytes for frame in frames)
+        entry, reason = None, f"a process at {peer.decode()} that is not of this job was not admitted"
+        if credentials:
+            with contextlib.suppress(RuntimeError):  # the store does not answer
+                entry = self._find(encode(credentials[0]).decode())
+        if entry is not None and (reason := difference(f"node {entry.rank}", entry.versions, versions())):
+            entry = None
+        if entry is None:
+            self.tell_program(Refused(reason))
+        else:
+            self._admitted[entry.life.encode()] = entry.rank
+        status = b"400" if entry is None else b"200"
+        user = b"" if entry is None else entry.life.encode()
+        self._gate.send_multipart([version, request, status, b"", user, b""])
+
+    def _on_frame(self, frames: list[Any]) -> None:
+        if len(frames) != 2 or frames[1].get("User-Id").encode() != frames[0].bytes:
+            return  # an admitted node speaks for itself only
+        life, data = frames[0].bytes, frames[1].bytes
+        if life in self._over:
+            self._send(life, _OVER)
+            return
+        if life not in self._nodes:
+            session = Session[ToNode](lambda sent: self._send(life, sent), time.monotonic)
+            self._nodes[life] = _Node(self._admitted[life], session, Watch(time.monotonic))
+        node = self._nodes[life]
+        node.watch.heard()
+        before = node.session.acknowledged
+        try:
+            body = node.session.take(data)
+            message = None if body is None else from_node(body)
+        except (msgspec.MsgspecError, ValueError) as error:
+            self._bury(life, f"it sent what no node sends ({error})")
+            return
+        if node.session.acknowledged > before:
+            self.tell_program(Taken(life, node.session.acknowledged))
+        if isinstance(message, Hello):
+            earlier = [other for other in self._nodes if other != life and self._nodes[other].rank == node.rank]
+            for other in earlier:
+                self._bury(other, "its program was started again")
+            node.address = message.address
+            self.tell_program(Joined(node.rank, life, message))
+        elif message is not None:
+            self.tell_program(Heard(life, message))
+
+    def _send(self, life: bytes, data: bytes) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # it is not connected now; what it needs is sent again
+            self._control.send_multipart([life, data], zmq.NOBLOCK)
+
+    def _bury(self, life: bytes, reason: str) -> None:
+        """Take a node for dead: whatever it still says is answered with that."""
+        del self._nodes[life]
+        self._over[life] = None
+        self.tell_program(Gone(life, reason))
+
+    def beat(self) -> None:
+        for node in self._nodes.values():
+            node.session.beat()
+
+    def look(self) -> None:
+        for life, node in list(self._nodes.items()):
+            if node.watch.due() and node.address:
+                self.probe(node.address, node.watch.answered)
+            if node.watch.dead:
+                self._bury(life, node.watch.dead)
+
+    def living(self) -> set[str]:
+        return {node.address for node in self._nodes.values()}
+
+
+class NodeCarrier(Carrier):
+    """A node's thread, which speaks with one life of the driver."""
+
+    def __init__(self, host: str, port: int, keys: tuple[bytes, bytes], life: str, driver: Entry) -> None:
+        super().__init__(host, port)
+        self.driver = driver.life.encode()
+        self._driver_at = at(driver.host, driver.port)
+        self._control = self.socket(zmq.DEALER)
+        self._control.curve_serverkey = driver.key.encode()
+        self._control.curve_publickey, self._control.curve_secretkey = keys
+        self._control.setsockopt(zmq.IDENTITY, life.encode())
+        self._session = Session[ToDriver](self._send, time.monotonic)
+        self._watch = Watch(time.monotonic)
+        self._left = False
+        self.was_heard = False
+        self.listen(self._control, self._on_frame)
+        self.watch(self._control, self._on_event)
+        self._control.connect(f"tcp://{self._driver_at}")
+
+    def tell(self, message: ToDriver) -> None:
+        """Send the driver a message, each once and in order."""
+        self.do(lambda: self._session.tell(message))
+
+    def _on_event(self, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.leave(NOT_ADMITTED)
+
+    def _on_frame(self, frames: list[Any]) -> None:
+        data = frames[0].bytes
+        if data == _OVER:
+            self.leave("it had taken this node for dead")
+            return
+        self._watch.heard()
+        self.was_heard = True
+        body = self._session.take(data)
+        if body is not None:
+            self._session.acknowledge()  # the driver waits for it before it sends a worker newer orders
+            self.tell_program(Heard(self.driver, from_driver(body)))
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(zmq.ZMQError):
+            self._control.send(data, zmq.NOBLOCK)
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the driver's last sign of life."""
+        return self._watch.silent
+
+    def leave(self, reason: str) -> None:
+        """Have the program end this life."""
+        if not (self._left or self.ended):
+            self._left = True
+            self.tell_program(Gone(self.driver, reason))
+
+    def beat(self) -> None:
+        self._session.beat()
+
+    def look(self) -> None:
+        if self._watch.due():
+            self.probe(self._driver_at, self._watch.answered)
+        if self._watch.dead:
+            self.leave(self._watch.dead)

@@ -1,0 +1,354 @@
+"""Puts three nodes of this machine through their failures and tells what held, a line of JSON a check; see test_nodes.py.
+
+Started as three ranks, as ssh would: RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python ranks.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import zmq
+
+import anyk
+from anyk.clusters import Nodes, join_nodes
+from anyk.clusters.nodes.site import Entry, versions
+from anyk.runs.callbacks import Watching
+from anyk.testing import Squares
+
+WORKERS, SPEC = 6, "frc:load=2"
+NAMESPACES = os.environ.get("ANYK_NAMESPACES", "")  # the first letters of their names
+failed: list[str] = []
+restarted: list[subprocess.Popen[bytes]] = []
+
+
+def tell(check: Callable[[], Any]) -> None:
+    try:
+        check()
+        failure = ""
+    except BaseException:
+        failure = traceback.format_exc()
+        failed.append(check.__name__)
+    print(json.dumps([check.__name__, failure]), flush=True)
+
+
+def train(cluster: Any = None, *, steps: int = 12, at: int = -1, do: Callable[[], Any] = list) -> Any:
+    """Train on the nodes; ``do`` is called at a step."""
+    done: list[int] = []
+
+    def watch(driver: Any, evaluator: Any) -> None:
+        if driver.step >= at >= 0 and not done:
+            done.append(driver.step)
+            do()
+
+    cluster = cluster or Nodes(WORKERS, delays="exp:mean=0.02", seed=1)
+    return anyk.train(Squares(6, 400_000), SPEC, cluster, steps=steps, callbacks=[Watching(watch)])
+
+
+def below(pid: int) -> list[int]:
+    """A process and all below it."""
+    return [pid, *(process.pid for process in psutil.Process(pid).children(recursive=True))]
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # its parent has not looked yet
+    return False
+
+
+def over(pids: list[int], within: float = 15.0) -> None:
+    until = time.monotonic() + within
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left, f"{left} of {pids} are still there"
+
+
+def inside(rank: int) -> list[str]:
+    """What a command begins with that is to run where a rank is; see namespaces.py."""
+    return ["ip", "netns", "exec", f"{NAMESPACES}{rank}"] if NAMESPACES else []
+
+
+def main() -> None:
+    hub = join_nodes()
+    expected = train(anyk.clusters.Processes(WORKERS)).model
+
+    def agent(rank: int) -> int:
+        return int(hub.nodes[rank].hello.pid)
+
+    def same(run: Any) -> None:
+        assert np.array_equal(run.model, expected), "the model is another one"
+
+    def equal_bits_and_a_second_run() -> None:
+        same(train())
+        cluster = Nodes(WORKERS)
+        same(train(cluster))
+        same(train(cluster))
+        assert {cluster.node_of(worker).rank for worker in range(WORKERS)} == {0, 1, 2}
+
+    def torch_optimizer_and_rounds() -> None:
+        import torch
+
+        models = []
+        for cluster, options in (("nodes", {}), ("processes", {"workers": 3})):
+            torch.manual_seed(0)
+            module = torch.nn.Linear(4, 2)
+            X = torch.randn(60, 4)
+            problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
+            adam = torch.optim.Adam(module.parameters(), lr=0.1)
+            with anyk.torch.ClusterOptimizer(adam, problem, "frc:load=3", cluster, **options) as optimizer:
+                for _ in range(4):
+                    optimizer.step()
+            models.append([parameter.detach().numpy().copy() for parameter in module.parameters()])
+        assert all(map(np.array_equal, *models))
+        loop = anyk.rounds(Squares(6), SPEC, Nodes(WORKERS), steps=4)
+        for step in loop:
+            step.model -= 0.5 * step.gradient
+        assert loop.run.steps == 4
+
+    def compressed_messages_and_mini_batches() -> None:
+        problem = anyk.problems.from_data("synthetic:rows=120,features=9")
+        for spec in ("compressed:of=(uncoded:batch=5),by=(top-k:share=0.5)", "tree:children=2", "pasgd:tau=2"):
+            models = [
+                anyk.train(problem, spec, cluster, workers=WORKERS, steps=3).model for cluster in ("nodes", "processes")
+            ]
+            assert np.array_equal(*models), spec
+
+    def killed_worker() -> None:
+        cluster = Nodes(WORKERS, delays="exp:mean=0.05", seed=1)
+        run = train(cluster, at=3, do=lambda: os.kill(cluster.pids[4], signal.SIGKILL))
+        same(run)
+
+    def frozen_node() -> None:
+        frozen: list[int] = []
+
+        def freeze() -> None:
+            frozen.extend(below(agent(1)))
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+
+        def thaw() -> None:
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)
+
+        cluster = Nodes(WORKERS, delays="exp:mean=0.1", seed=1)
+        try:
+            run = train(cluster, at=3, do=freeze)
+            lost = run.ledger["lost"]
+        finally:
+            thaw()
+        same(run)
+        assert lost == 0, "a node that is stopped is not dead"
+        same(train())  # it works again
+
+    def link_down(seconds: float) -> Any:
+        """Train while the link of node 2 is down for a while; return the run, when the link is up again."""
+
+        def set_link(to: str) -> None:
+            subprocess.run([*inside(2), "ip", "link", "set", "eth0", to], check=True)
+
+        up = threading.Timer(seconds, set_link, ("up",))
+
+        def down() -> None:
+            set_link("down")
+            up.start()
+
+        run = train(at=3, do=down)
+        up.join()
+        return run
+
+    def link_down_for_8_s() -> None:
+        run, life = link_down(8.0), hub.nodes[2].life
+        same(run)
+        assert run.ledger["lost"] == 0
+        same(train())
+        assert hub.nodes[2].life == life, "it was not taken for dead"
+
+    def link_down_for_50_s() -> None:
+        life = hub.nodes[2].life
+        same(link_down(50.0))
+        same(train())
+        assert hub.nodes[2].life != life, "it has joined again"
+
+    def killed_agent() -> None:
+        pids: list[int] = []
+
+        def kill() -> None:
+            pids.extend(below(agent(2)))
+            os.kill(pids[0], signal.SIGKILL)
+
+        run = train(at=3, do=kill, steps=12)
+        same(run)
+        over(pids)
+        command = [*inside(2), sys.executable, *sys.argv]
+        restarted.append(subprocess.Popen(command, env=os.environ | {"RANK": "2"}))
+        joined = time.monotonic()
+        same(train())  # it waits until the node is back
+        assert agent(2) == restarted[0].pid, time.monotonic() - joined
+
+    def killed_agent_of_the_driver() -> None:
+        pids: list[int] = []
+
+        def kill() -> None:
+            pids.extend(below(agent(0)))
+            os.kill(pids[0], signal.SIGKILL)
+
+        same(train(at=3, do=kill))
+        over(pids)
+        same(train())
+
+    def strangers() -> None:
+        """Garbage on each port, a wrong key, and an entry that another secret signed: nothing changes."""
+        control = f"{hub.site.place.host}:{hub.carrier.port}"
+        addresses = [hub.nodes[1].hello.address, hub.carrier.address, control]
+        context = zmq.Context()
+        made: list[Any] = []
+
+        def attack() -> None:
+            for address in addresses:
+                host, _, port = address.rpartition(":")
+                with socket.create_connection((host, int(port)), 5) as raw:
+                    raw.sendall(os.urandom(3000))
+                plain = context.socket(zmq.DEALER)
+                plain.linger = 0
+                plain.connect(f"tcp://{address}")
+                for frames in ([b"x"], [b"key", bytes(24)], [b"a"] * 9, [b""]):
+                    plain.send_multipart(frames)
+                made.append(plain)
+            public, secret = zmq.curve_keypair()
+            hub.site._store.set(f"anyk/node/{public.hex()}", b"0" * 64 + b' {"rank": 1}')
+            other = context.socket(zmq.DEALER)
+            other.linger = 0
+            other.curve_serverkey = hub.carrier.key.encode()
+            other.curve_publickey, other.curve_secretkey = public, secret
+            other.setsockopt(zmq.IDENTITY, hub.nodes[1].life)
+            other.connect(f"tcp://{control}")
+            other.send(b"x")
+            made.append(other)
+
+        try:
+            same(train(at=2, do=attack))
+        finally:
+            for each in made:
+                each.close()
+            context.term()
+        hub.poll(1.0)
+        assert any("not of this job was not admitted" in sentence for sentence in hub._refused), hub._refused
+
+    def wrong_digests() -> None:
+        """Bytes that were changed on their way are not used: the message has failed, and the worker is asked again."""
+        reads, digested = hub.carrier.reads, []
+        arrived = reads.arrived
+
+        def changing(address: str, frames: Any) -> None:
+            if len(digested) < 2 and address == hub.nodes[1].hello.address:
+                digested.append(address)
+                frames = [frames[0], bytes(len(frames[1]))]
+            arrived(address, frames)
+
+        reads.arrived = changing
+        try:
+            run = anyk.train(Squares(6, 400_000), "uncoded", Nodes(WORKERS), steps=4)
+        finally:
+            reads.arrived = arrived
+        plain = anyk.train(Squares(6, 400_000), "uncoded", "simulated", workers=WORKERS, steps=4)
+        assert np.allclose(run.model, plain.model, rtol=1e-12, atol=1e-12)
+        assert digested
+        events = run.log.rows("SELECT kind FROM events WHERE kind = 'Failed'")
+        assert events, "no message has failed"
+
+    def changed_data() -> None:
+        """Data that were changed on their way are not unpickled: the run fails."""
+        offers, changed = hub.carrier.offers, []
+        put = offers.put
+
+        def changing(key: bytes, data: memoryview) -> None:
+            first = not changed
+            changed.append(key)
+            put(key, memoryview(b"!" * len(data)) if first else data)
+
+        offers.put = changing
+        try:
+            train()
+        except anyk.RunFailed as error:
+            assert "the data that came does not match the driver's digests" in str(error)
+        else:
+            raise AssertionError("it trained")
+        finally:
+            del offers.put
+        same(train())
+
+    def fleet_that_changes() -> None:
+        """A worker is drained and comes back, and a node dies; the others go on, and the node joins again."""
+        cluster = Nodes(WORKERS, delays="constant:0.05")
+        problem = anyk.problems.from_data("synthetic:rows=240,features=5")
+        counts: list[int] = []
+
+        def watch(driver: Any, evaluator: Any) -> None:
+            if not counts or counts[-1] != len(driver.present):
+                counts.append(len(driver.present))
+                if counts == [6]:
+                    cluster.drain([5])
+                elif counts == [6, 5]:
+                    cluster.drain([])
+                elif counts == [6, 5, 6]:
+                    os.kill(agent(0), signal.SIGKILL)
+                elif counts[-1] == 6:
+                    driver.end()
+
+        run = anyk.train(problem, "uncoded", cluster, workers=(2, 6), seconds=100.0, callbacks=[Watching(watch)])
+        assert counts[:3] == [6, 5, 6] and counts[-1] == 6 and min(counts[3:]) == 4, counts
+        fixed = anyk.train(problem, "uncoded", "simulated", workers=6, partitions=24, steps=run.steps)
+        np.testing.assert_allclose(run.model, fixed.model, rtol=0, atol=1e-12)
+
+    def another_version() -> None:
+        public, secret = zmq.curve_keypair()
+        entry = Entry(1, public.decode(), "f" * 16, versions() | {"NumPy": "0.1"})
+        import msgspec
+
+        from anyk.clusters.nodes.site import signed
+
+        name = f"node/{public.hex()}"
+        hub.site._store.set(f"anyk/{name}", signed(hub.site.place.secret, name, msgspec.json.encode(entry)))
+        context = zmq.Context()
+        other = context.socket(zmq.DEALER)
+        other.linger = 0
+        other.curve_serverkey = hub.carrier.key.encode()
+        other.curve_publickey, other.curve_secretkey = public, secret
+        other.connect(f"tcp://{hub.site.place.host}:{hub.carrier.port}")
+        until = time.monotonic() + 10
+        while not any("NumPy 0.1" in sentence for sentence in hub._refused) and time.monotonic() < until:
+            hub.poll(0.1)
+        other.close()
+        context.term()
+        assert f"node 1 has NumPy 0.1, and the driver NumPy {np.__version__}" in " ".join(hub._refused)
+
+    checks = [
+        equal_bits_and_a_second_run, torch_optimizer_and_rounds, compressed_messages_and_mini_batches, killed_worker,
+        frozen_node, strangers, wrong_digests, changed_data, another_version, fleet_that_changes, killed_agent_of_the_driver, killed_agent,
+    ]  # fmt: skip
+    if NAMESPACES:
+        checks[-1:-1] = [link_down_for_8_s, link_down_for_50_s]
+    only = sys.argv[1:]
+    for check in checks:
+        if not only or check.__name__ in only:
+            tell(check)
+    hub.end()
+    for process in restarted:
+        assert process.wait(30) == 0
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
