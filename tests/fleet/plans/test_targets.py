@@ -136,7 +136,7 @@ def test_mini_batches_have_as_many_samples_as_todays() -> None:
     assert batch_of(today) == 4 * N
     for spec in ("frc:stragglers=1", "k-sync:k=4", "uncoded:balance=auto", "pasgd:tau=2"):
         assert batch_of(build_candidate(spec, Workers(most=N), 1, batch=4 * N)) == 4 * N
-    assert build_candidate("agc:load=3,partitions=3", N, 1, batch=4 * N).spec.endswith("batch=8")
+    assert build_candidate("agc:load=3,partitions=3", Workers(most=N), 1, batch=4 * N).spec.endswith("batch=8")
     with pytest.raises(BadInput, match="cannot have 4 samples"):
         build_candidate("uncoded", Workers(most=N), 1, batch=4)
     record = Record(times(), load=1 / N)
