@@ -107,7 +107,7 @@ def main() -> None:
             X = torch.randn(60, 4)
             problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
             adam = torch.optim.Adam(module.parameters(), lr=0.1)
-            with anyk.torch.ClusterOptimizer(adam, problem, "frc:load=3", cluster, **options) as optimizer:
+            with anyk.torch.Optimizer(adam, problem, "frc:load=3", cluster, **options) as optimizer:
                 for _ in range(4):
                     optimizer.step()
             models.append([parameter.detach().numpy().copy() for parameter in module.parameters()])
