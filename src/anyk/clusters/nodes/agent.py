@@ -67,6 +67,12 @@ class _NodeStore(SharedStore):
     def _copy_out(self, worker: int) -> bool:
         return False
 
+    def place(self, slot: str, version: int) -> int:
+        return self._copies.get((slot, version), 0)  # what is not there was needed by something that has ended
+
+    def locate(self, key: tuple[int, int]) -> tuple[int, int]:
+        return super().locate(key) if key in self.arrived else (0, 0)
+
 
 class Engine(Processes):
     """The node's own processes, numbered as in the whole run; those of other nodes are not started."""
@@ -228,6 +234,8 @@ class Agent:
         engine.begin(run.brief, run.data, run.places)
 
     def _drop(self, run: _Run, vectors: list[Key], messages: list[bytes]) -> None:
+        for give in run.waiting.values():  # what needed a vector that the driver has dropped has ended
+            give.needs = [(key, offered) for key, offered in give.needs if key not in vectors]
         for key in vectors:
             vector = run.vectors.pop(key, None)
             if vector is None or run.engine is None or not (vector.read or vector.here):
