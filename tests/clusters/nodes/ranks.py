@@ -24,7 +24,7 @@ import zmq
 
 import anyk
 from anyk.clusters import Nodes, join_nodes
-from anyk.clusters.nodes.site import Entry, versions
+from anyk.clusters.nodes.site import SiteEntry, versions
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 
@@ -314,7 +314,7 @@ def main() -> None:
 
     def another_version() -> None:
         public, secret = zmq.curve_keypair()
-        entry = Entry(1, public.decode(), "f" * 16, versions() | {"NumPy": "0.1"})
+        entry = SiteEntry(1, public.decode(), "f" * 16, versions() | {"NumPy": "0.1"})
         import msgspec
 
         from anyk.clusters.nodes.site import signed

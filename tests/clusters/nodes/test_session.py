@@ -14,14 +14,14 @@ from anyk.clusters.contract import Report
 from anyk.clusters.nodes.session import (
     BEAT,
     QUIET,
-    Broken,
     Drop,
-    Ended,
     Give,
     Kill,
+    NodeBroken,
+    NodeWatch,
     Session,
     Told,
-    Watch,
+    WorkerEnded,
     from_driver,
     from_node,
 )
@@ -40,7 +40,7 @@ class Line:
         self.sides = tuple(Session[Any](way.append, lambda: self.time) for way in self.ways)
 
     def tell(self, side: int, number: int) -> None:
-        self.sides[side].tell(Broken(number, ""))
+        self.sides[side].tell(NodeBroken(number, ""))
 
     def move(self, side: int) -> None:
         """Deliver all that a side has sent."""
@@ -153,7 +153,7 @@ def test_an_acknowledgement_of_what_was_never_told_is_refused():
 
 MESSAGES = [
     Told(1, 2, 3, Report(1, 5, text="a"), ("<f8", 3), Offered(b"k", 24, (b"d",))),
-    Ended(1, 2, 3, "killed", 1),
+    WorkerEnded(1, 2, 3, "killed", 1),
 ]
 ORDERS = [Give(1, 2, b"orders", [(("model", 3), Offered(b"k", 8, (b"d",))), ((4, 0), Offered(b"l", 8, ()))]),
           Kill(1, 2), Drop(1, [("model", 1), (3, 0)], [b"k"])]  # fmt: skip
@@ -185,7 +185,7 @@ class Clock:
 
 def test_a_process_is_probed_only_while_it_is_silent():
     clock = Clock()
-    watch = Watch(clock)
+    watch = NodeWatch(clock)
     for _ in range(10):
         clock.now += BEAT
         watch.heard()
@@ -207,7 +207,7 @@ def test_a_process_is_probed_only_while_it_is_silent():
 )
 def test_dead_stopped_and_unreachable_are_told_apart(answer: Any, after: float, dead: str):
     clock = Clock()
-    watch = Watch(clock)
+    watch = NodeWatch(clock)
     clock.now = after
     assert watch.due()
     watch.answered(answer)
@@ -216,7 +216,7 @@ def test_dead_stopped_and_unreachable_are_told_apart(answer: Any, after: float, 
 
 def test_an_answer_that_comes_after_a_sign_of_life_is_ignored():
     clock = Clock()
-    watch = Watch(clock)
+    watch = NodeWatch(clock)
     clock.now = 4.0
     assert watch.due()
     watch.heard()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from anyk.clusters.nodes.wire import PIECE, WINDOW, Offers, Reads, Source, bytes_of, digests_of
+from anyk.clusters.nodes.wire import PIECE, WINDOW, ByteSource, Offers, Reads, bytes_of, digests_of
 
 pytestmark = pytest.mark.in_process
 KEY = b"secret"
@@ -25,14 +25,14 @@ class Network:
         self.offers: dict[str, Offers] = {}
         self.reads = Reads(self._ask, lambda number, complete: self.ends.update({number: complete}), lambda: self.time)
 
-    def source(self, address: str, data: bytes | None) -> Source:
+    def source(self, address: str, data: bytes | None) -> ByteSource:
         self.offers[address] = Offers(
             lambda who, frames: self.mail.append((address, False, [bytes(frame) for frame in frames]))
         )
         if data is not None:
             self.offers[address].put(KEY, memoryview(data))
         self.reads.connected(address)
-        return Source(address, KEY)
+        return ByteSource(address, KEY)
 
     def _ask(self, address: str, frames: object) -> None:
         self.asked.append((address, int.from_bytes(frames[1][8:16], "little") // PIECE))
@@ -59,7 +59,7 @@ DATA = np.random.default_rng(1).bytes(3 * PIECE + 5)
 DIGESTS = digests_of(memoryview(DATA))
 
 
-def begin(network: Network, *sources: Source, number: int = 1) -> bytearray:
+def begin(network: Network, *sources: ByteSource, number: int = 1) -> bytearray:
     into = bytearray(len(DATA))
     network.reads.begin(number, memoryview(into), DIGESTS, sources)
     return into

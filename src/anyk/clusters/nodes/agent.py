@@ -22,23 +22,23 @@ import zmq
 from anyk.base.arrays import Array
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.contract import Key, Report
-from anyk.clusters.nodes.carrier import NOT_ADMITTED, Finished, Gone, Heard, NodeCarrier
+from anyk.clusters.nodes.carrier import NOT_ADMITTED, Gone, Heard, NodeCarrier, ReadFinished
 from anyk.clusters.nodes.session import (
     PROGRAM_ENDED,
     SILENCE,
     Brief,
-    Broken,
     Drop,
     End,
-    Ended,
     Give,
     Hello,
     Kill,
     Leave,
+    NodeBroken,
     Spawn,
     Told,
+    WorkerEnded,
 )
-from anyk.clusters.nodes.site import Entry, Site, difference, versions, wait_for
+from anyk.clusters.nodes.site import Site, SiteEntry, difference, versions, wait_for
 from anyk.clusters.nodes.wire import Offered, bytes_of
 from anyk.clusters.processes import Processes
 from anyk.clusters.processes.memory import FULL, HEADER, MemoryLayout, Segment, places_of
@@ -168,7 +168,7 @@ class Agent:
                             return ""
                         case Heard(_, message):
                             self._obey(message)
-                        case Finished(number, complete):
+                        case ReadFinished(number, complete):
                             self._on_read(number, complete)
                         case Gone(_, reason):
                             return reason
@@ -266,7 +266,7 @@ class Agent:
         if number in run.data_left:
             run.data_left.discard(number)
             if not complete:
-                self._carrier.tell(Broken(run.brief.run, "the data that came does not match the driver's digests"))
+                self._carrier.tell(NodeBroken(run.brief.run, "the data that came does not match the driver's digests"))
             return
         key = run.reads.pop(number, None)
         vector = None if key is None else run.vectors.get(key)
@@ -332,7 +332,7 @@ class Agent:
             self._fetch(run, run.engine)
             self._deliver(run, run.engine)
         except (BadInput, RunFailed, OSError) as error:
-            self._carrier.tell(Broken(run.brief.run, str(error)))
+            self._carrier.tell(NodeBroken(run.brief.run, str(error)))
             self._end_run()
 
     def _tell(self, run: _Run, engine: Engine, news: Any) -> None:
@@ -345,7 +345,7 @@ class Agent:
                 engine.pids.pop(worker, None)
                 engine.store.void(worker)
                 run.waiting.pop(worker, None)
-                self._carrier.tell(Ended(number, worker, incarnation, news.reason, news.blame))
+                self._carrier.tell(WorkerEnded(number, worker, incarnation, news.reason, news.blame))
             return
         report: Report = news.report
         if report.kind == READY and not report.done and incarnation == handle.incarnation:
@@ -401,7 +401,7 @@ def serve(site: Site, port: int) -> str:
             return apart
         public, secret = zmq.curve_keypair()
         life = os.urandom(8).hex()
-        site.publish(Entry(rank, public.decode(), life, versions()))
+        site.publish(SiteEntry(rank, public.decode(), life, versions()))
         carrier = NodeCarrier(site.place.host, port, (public, secret), life, driver)
         threading.Thread(target=_look_out, args=(site, carrier, driver), daemon=True).start()
         reason = _live(carrier)
@@ -417,7 +417,7 @@ def serve(site: Site, port: int) -> str:
         driver = following
 
 
-def _look_out(site: Site, carrier: NodeCarrier, driver: Entry) -> None:
+def _look_out(site: Site, carrier: NodeCarrier, driver: SiteEntry) -> None:
     """While the driver is silent, look in the store whether another one has taken its place, perhaps at its port."""
     while not carrier.ended:
         time.sleep(_TURN)
@@ -447,7 +447,7 @@ class Child(msgspec.Struct):
     port: int
     keys: list[str]
     life: str
-    driver: Entry
+    driver: SiteEntry
 
 
 def main() -> None:

@@ -29,15 +29,15 @@ from anyk.clusters.nodes.session import (
     BEAT,
     Answer,
     Hello,
+    NodeWatch,
     Session,
     ToDriver,
     ToNode,
-    Watch,
     from_driver,
     from_node,
 )
-from anyk.clusters.nodes.site import Entry, difference, versions
-from anyk.clusters.nodes.wire import Frames, Offered, Offers, Reads, Source, digests_of
+from anyk.clusters.nodes.site import SiteEntry, difference, versions
+from anyk.clusters.nodes.wire import ByteSource, Frames, Offered, Offers, Reads, digests_of
 
 _TICK = 200  # milliseconds between two looks at what is late
 _PROBE = 0.5  # seconds that a system may take to accept a connection
@@ -46,7 +46,7 @@ _OVER = b"over"  # what the driver answers a life that it has taken for dead
 NOT_ADMITTED = "the driver did not admit this node: see its message there"
 
 
-class Joined(NamedTuple):
+class NodeJoined(NamedTuple):
     """A node has begun a life."""
 
     rank: int
@@ -75,7 +75,7 @@ class Gone(NamedTuple):
     reason: str
 
 
-class Finished(NamedTuple):
+class ReadFinished(NamedTuple):
     """A read is over."""
 
     number: int
@@ -88,7 +88,7 @@ class Refused(NamedTuple):
     sentence: str
 
 
-News = Joined | Heard | Taken | Gone | Finished | Refused
+News = NodeJoined | Heard | Taken | Gone | ReadFinished | Refused
 
 
 def at(host: str, port: int) -> str:
@@ -120,7 +120,7 @@ class Carrier(threading.Thread):
         self._bytes = self.socket(zmq.ROUTER)
         self.address = at(host, self.bind(self._bytes, host, port))
         self.offers = Offers(self._answer)
-        self.reads = Reads(self._request, lambda *end: self.tell_program(Finished(*end)), time.monotonic)
+        self.reads = Reads(self._request, lambda *end: self.tell_program(ReadFinished(*end)), time.monotonic)
         self.listen(self._bytes, self._on_request)
 
     # ------------------------------------------------------------------------------------------- for the program
@@ -150,7 +150,7 @@ class Carrier(threading.Thread):
 
     def read(self, number: int, into: memoryview, offered: Offered, sources: Sequence[str]) -> None:
         """Begin to read from processes, by their addresses, what one of them offers."""
-        from_each = [Source(address, offered.key) for address in sources]
+        from_each = [ByteSource(address, offered.key) for address in sources]
 
         def begin() -> None:
             self.reads.begin(number, into, offered.digests, from_each)
@@ -162,7 +162,7 @@ class Carrier(threading.Thread):
         """Read from a further process as well."""
 
         def add() -> None:
-            self.reads.add_source(number, Source(address, key))
+            self.reads.add_source(number, ByteSource(address, key))
             self._connect_sources()
 
         self.do(add)
@@ -342,7 +342,7 @@ class _Node:
 
     rank: int
     session: Session[ToNode]
-    watch: Watch
+    watch: NodeWatch
     address: str = ""  # of its bytes, once it has said hello
 
 
@@ -352,7 +352,7 @@ class DriverCarrier(Carrier):
     ``find`` returns the entry of the node that has a public key, None if there is none.
     """
 
-    def __init__(self, host: str, port: int, find: Callable[[str], Entry | None]) -> None:
+    def __init__(self, host: str, port: int, find: Callable[[str], SiteEntry | None]) -> None:
         super().__init__(host, port and port + 1)
         self._find = find
         self._nodes: dict[bytes, _Node] = {}
@@ -406,7 +406,7 @@ class DriverCarrier(Carrier):
             return
         if life not in self._nodes:
             session = Session[ToNode](lambda sent: self._send(life, sent), time.monotonic)
-            self._nodes[life] = _Node(self._admitted[life], session, Watch(time.monotonic))
+            self._nodes[life] = _Node(self._admitted[life], session, NodeWatch(time.monotonic))
         node = self._nodes[life]
         node.watch.heard()
         before = node.session.acknowledged
@@ -423,7 +423,7 @@ class DriverCarrier(Carrier):
             for other in earlier:
                 self._bury(other, "its program was started again")
             node.address = message.address
-            self.tell_program(Joined(node.rank, life, message))
+            self.tell_program(NodeJoined(node.rank, life, message))
         elif message is not None:
             self.tell_program(Heard(life, message))
 
@@ -455,7 +455,7 @@ class DriverCarrier(Carrier):
 class NodeCarrier(Carrier):
     """A node's thread, which speaks with one life of the driver."""
 
-    def __init__(self, host: str, port: int, keys: tuple[bytes, bytes], life: str, driver: Entry) -> None:
+    def __init__(self, host: str, port: int, keys: tuple[bytes, bytes], life: str, driver: SiteEntry) -> None:
         super().__init__(host, port)
         self.driver = driver.life.encode()
         self._driver_at = at(driver.host, driver.port)
@@ -464,7 +464,7 @@ class NodeCarrier(Carrier):
         self._control.curve_publickey, self._control.curve_secretkey = keys
         self._control.setsockopt(zmq.IDENTITY, life.encode())
         self._session = Session[ToDriver](self._send, time.monotonic)
-        self._watch = Watch(time.monotonic)
+        self._watch = NodeWatch(time.monotonic)
         self._left = False
         self.was_heard = False
         self.listen(self._control, self._on_frame)

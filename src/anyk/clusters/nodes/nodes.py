@@ -26,19 +26,19 @@ from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.session import (
     Brief,
-    Broken,
     Drop,
     End,
-    Ended,
     Give,
     Hello,
     Kill,
     Leave,
+    NodeBroken,
     Spawn,
     Told,
     ToNode,
+    WorkerEnded,
 )
-from anyk.clusters.nodes.site import Entry, Place, Site, versions
+from anyk.clusters.nodes.site import Place, Site, SiteEntry, versions
 from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.processes import shared_modules
@@ -91,13 +91,13 @@ class Hub:
         self.runs = self.reads = 0
         self.open: Nodes | None = None
         self._place = place
-        self._own: Entry | None = None  # the node of this machine
+        self._own: SiteEntry | None = None  # the node of this machine
         self._refused: dict[str, None] = {}
         self._children = 0
         self._child: subprocess.Popen[bytes] | None = None
         self.carrier: DriverCarrier = DriverCarrier(place.host, port, self._find_node)
         self.site = site
-        self.entry = Entry(0, self.carrier.key, site.life, versions(), place.host, self.carrier.port)
+        self.entry = SiteEntry(0, self.carrier.key, site.life, versions(), place.host, self.carrier.port)
         self.carrier.start()
         self._start_child()
         site.publish(self.entry)
@@ -109,7 +109,7 @@ class Hub:
             )
         atexit.register(self.end)
 
-    def _find_node(self, key: str) -> Entry | None:
+    def _find_node(self, key: str) -> SiteEntry | None:
         """Return the entry of a node's public key; called by the thread."""
         own = self._own
         return own if own is not None and own.key == key else self.site.node(key)
@@ -121,7 +121,7 @@ class Hub:
         from anyk.clusters.nodes.agent import Child
 
         public, secret = (key.decode() for key in zmq.curve_keypair())
-        self._own = Entry(0, public, os.urandom(8).hex(), versions())
+        self._own = SiteEntry(0, public, os.urandom(8).hex(), versions())
         child = Child(self._place.host, self.port and self.port + 2, [public, secret], self._own.life, self.entry)
         environment, path = python_settings()
         self._child = subprocess.Popen(
@@ -149,7 +149,7 @@ class Hub:
             self._replace_child(status)
 
     def _take_in(self, news: News) -> None:
-        from anyk.clusters.nodes.carrier import Finished, Gone, Heard, Joined, Refused, Taken
+        from anyk.clusters.nodes.carrier import Gone, Heard, NodeJoined, ReadFinished, Refused, Taken
 
         run = self.open
         match news:
@@ -159,7 +159,7 @@ class Hub:
                 self._lose(life, reason)
             case Refused(sentence):
                 self._refuse(sentence)
-            case Joined(rank, life, hello):
+            case NodeJoined(rank, life, hello):
                 node = self.nodes[rank] = self.lives[life] = Node(rank, life, hello)
                 if run is not None:
                     run.node_joined(node)
@@ -169,7 +169,7 @@ class Hub:
                     run.node_has_taken(self.lives[life])
             case Heard(life, message) if run is not None and life in self.lives and message.run == run.run:
                 run.on_message(self.lives[life], message)
-            case Finished(number, complete) if run is not None:
+            case ReadFinished(number, complete) if run is not None:
                 run.on_read(number, complete)
 
     def _lose(self, life: bytes, reason: str) -> None:
@@ -551,14 +551,14 @@ class Nodes(Networked[NodeHandle]):
                 self._hub.tell(node, Drop(self.run, node.vectors, node.messages))
                 node.vectors, node.messages = [], []
 
-    def on_message(self, node: Node, message: Told | Ended | Broken) -> None:
+    def on_message(self, node: Node, message: Told | WorkerEnded | NodeBroken) -> None:
         """Take in a message of a node in this run."""
-        if isinstance(message, Broken):
+        if isinstance(message, NodeBroken):
             raise RunFailed(f"node {node.rank}: {message.reason}")
         worker = message.worker
         if not 0 <= worker < self.workers or worker % self._hub.size != node.rank:
             refuse(worker, f"a message by node {node.rank}")
-        if isinstance(message, Ended):
+        if isinstance(message, WorkerEnded):
             self.news.append(Died(worker, message.incarnation, message.reason, message.blame))
         elif message.offered is None:
             self.news.append(self.notice(worker, message.incarnation, message.report, None))

@@ -27,11 +27,11 @@ PROGRAM_ENDED = "its program has ended"
 Answer = Literal["refused", "accepted", "none"]  # to a probe: an attempt to connect
 
 
-class Message(msgspec.Struct, tag=True, array_like=True):
+class NodeMessage(msgspec.Struct, tag=True, array_like=True):
     """What one side tells the other."""
 
 
-class Hello(Message):
+class Hello(NodeMessage):
     """A node's first message: where its bytes are read, and which process it is."""
 
     address: str
@@ -39,7 +39,7 @@ class Hello(Message):
     pid: int
 
 
-class Told(Message):
+class Told(NodeMessage):
     """A worker's report; ``form`` and ``offered``: of its message, if it has one."""
 
     run: int
@@ -50,7 +50,7 @@ class Told(Message):
     offered: Offered | None = None
 
 
-class Ended(Message):
+class WorkerEnded(NodeMessage):
     """A worker has died."""
 
     run: int
@@ -60,14 +60,14 @@ class Ended(Message):
     blame: int
 
 
-class Broken(Message):
+class NodeBroken(NodeMessage):
     """A node cannot take part in the run."""
 
     run: int
     reason: str
 
 
-class Brief(Message):
+class Brief(NodeMessage):
     """A new run: what a node's workers need, and the address at which the driver offers its bytes.
 
     ``data``: the partitions, an object's bytes and its arrays.
@@ -82,7 +82,7 @@ class Brief(Message):
     data: list[Offered]
 
 
-class Spawn(Message):
+class Spawn(NodeMessage):
     """Start a worker."""
 
     run: int
@@ -90,14 +90,14 @@ class Spawn(Message):
     incarnation: int
 
 
-class Kill(Message):
+class Kill(NodeMessage):
     """End a worker."""
 
     run: int
     worker: int
 
 
-class Give(Message):
+class Give(NodeMessage):
     """Give a worker its newest orders, as soon as the vectors that they need are there."""
 
     run: int
@@ -106,7 +106,7 @@ class Give(Message):
     needs: list[tuple[Key, Offered]]
 
 
-class Drop(Message):
+class Drop(NodeMessage):
     """Forget vectors, and free messages of the node's workers, by the keys with which they are offered."""
 
     run: int
@@ -114,17 +114,17 @@ class Drop(Message):
     messages: list[bytes]
 
 
-class End(Message):
+class End(NodeMessage):
     """End the run."""
 
     run: int
 
 
-class Leave(Message):
+class Leave(NodeMessage):
     """End the program."""
 
 
-ToDriver = Hello | Told | Ended | Broken
+ToDriver = Hello | Told | WorkerEnded | NodeBroken
 ToNode = Brief | Spawn | Kill | Give | Drop | End | Leave
 M = TypeVar("M", ToDriver, ToNode)  # what this side tells
 _pack = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers
@@ -206,7 +206,7 @@ class Session(Generic[M]):
         self._send(_pack(_Frame(number, self._taken, body)))
 
 
-class Watch:
+class NodeWatch:
     """Tells apart a process that has died, one that is stopped, and one that cannot be reached.
 
     A process that gives no sign of life is probed by a connection to its port. If that is refused, it has died. If the

@@ -35,7 +35,7 @@ _START = (
 )
 
 
-class Entry(msgspec.Struct):
+class SiteEntry(msgspec.Struct):
     """What the store says of a process: how to reach it, its public key, its versions, and which life it is."""
 
     rank: int
@@ -191,24 +191,24 @@ class Site:
                 f"MASTER_PORT={place.store_port} ({reason}); is the port free on rank 0, and let through?"
             ) from None
 
-    def publish(self, entry: Entry) -> None:
+    def publish(self, entry: SiteEntry) -> None:
         """Write this process's entry, as the driver's or as a node's."""
         name = _DRIVER if not entry.rank else _node(entry.key)
         self._store.set(f"anyk/{name}", signed(self.place.secret, name, msgspec.json.encode(entry)))
 
-    def driver(self, *, unlike: str = "") -> Entry | None:
+    def driver(self, *, unlike: str = "") -> SiteEntry | None:
         """Return the driver's entry; None while there is none, or only that of the life ``unlike``."""
         entry = self._look_up(_DRIVER)
         return None if entry is None or entry.life == unlike else entry
 
-    def node(self, key: str) -> Entry | None:
+    def node(self, key: str) -> SiteEntry | None:
         """Return the entry of the node that has a public key; None if there is none that this job's secret signed."""
         try:
             return self._look_up(_node(key))
         except BadInput:
             return None
 
-    def _look_up(self, name: str) -> Entry | None:
+    def _look_up(self, name: str) -> SiteEntry | None:
         try:
             if not self._store.check([f"anyk/{name}"]):
                 return None
@@ -219,7 +219,7 @@ class Site:
             return None
         value = unsigned(self.place.secret, name, data)
         try:
-            return msgspec.json.decode(value, type=Entry)
+            return msgspec.json.decode(value, type=SiteEntry)
         except msgspec.MsgspecError:
             raise BadInput(f"'{name}' in the store at MASTER_ADDR is not anyk's entry of this version") from None
 
@@ -228,7 +228,7 @@ def _node(key: str) -> str:
     return f"node/{key.encode().hex()}"
 
 
-def wait_for(find: Callable[[], Entry | None], within: float) -> Entry | None:
+def wait_for(find: Callable[[], SiteEntry | None], within: float) -> SiteEntry | None:
     """Return what is found within some seconds; None if nothing is."""
     until = time.monotonic() + within
     while (found := find()) is None and time.monotonic() < until:

@@ -34,7 +34,7 @@ class Offered(NamedTuple):
     digests: tuple[bytes, ...]  # of each piece
 
 
-class Source(NamedTuple):
+class ByteSource(NamedTuple):
     """A place from which bytes can be read: the address of a process, and its key of them."""
 
     address: str
@@ -105,7 +105,7 @@ class _Read:
 
     into: memoryview
     digests: tuple[bytes, ...]
-    sources: list[Source]
+    sources: list[ByteSource]
     left: deque[int]  # pieces to ask for
     missing: set[int]
     tried: dict[int, set[str]] = field(default_factory=dict)  # addresses asked for a piece, until they fail
@@ -131,7 +131,7 @@ class Reads:
         self._peers: dict[str, _Peer] = {}
         self.received = 0  # bytes
 
-    def begin(self, number: int, into: memoryview, digests: Sequence[bytes], sources: Sequence[Source]) -> None:
+    def begin(self, number: int, into: memoryview, digests: Sequence[bytes], sources: Sequence[ByteSource]) -> None:
         """Begin to read; the number must be new. Raises ValueError for digests of another number of pieces."""
         pieces = -(-len(into) // PIECE)
         if len(digests) != pieces:
@@ -144,7 +144,7 @@ class Reads:
         for source in sources:
             self.add_source(number, source)
 
-    def add_source(self, number: int, source: Source) -> None:
+    def add_source(self, number: int, source: ByteSource) -> None:
         """Read from a further source as well, if the read is not over."""
         read = self._reads.get(number)
         if read is not None and source not in read.sources:
@@ -244,7 +244,7 @@ class Reads:
                     break
                 self._ask_for(number, piece, source)
 
-    def _ask_for(self, number: int, piece: int, source: Source) -> None:
+    def _ask_for(self, number: int, piece: int, source: ByteSource) -> None:
         read, peer = self._reads[number], self._peers[source.address]
         if not peer.under_way:
             peer.since = self._clock()
@@ -253,7 +253,7 @@ class Reads:
         start = piece * PIECE
         self._send(source.address, [source.key, _HEAD.pack(number, start, len(read.into[start : start + PIECE]))])
 
-    def _free_source(self, read: _Read, piece: int, without: str = "") -> Source | None:
+    def _free_source(self, read: _Read, piece: int, without: str = "") -> ByteSource | None:
         """Return the least busy source of a piece that can be asked for it; None if there is none."""
         free = [
             source
