@@ -11,11 +11,13 @@ import time
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
 from anyk.base.errors import BadInput
+from anyk.cli import main
 from anyk.clusters import Compute, Outage, Simulated
 from anyk.runs.callbacks import Watching
 from anyk.runs.engine.counts import ENDINGS
@@ -398,6 +400,25 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     assert resumed.ledger == uninterrupted.ledger
     assert resumed.steps == len(resumed.history["step"]) - 1 == 20  # nothing is in the log twice
     resumed.close()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_cluster(tmp_path):
+    """With the same delays and the same model; the folder then names the other cluster."""
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    options = {"workers": 3, "delays": "exp:mean=0.01", "seed": 4}
+    whole = anyk.train(problem, "frc:load=3", "processes", steps=8, **options)
+    anyk.train(problem, "frc:load=3", "processes", steps=4, out=tmp_path / "run", **options).close()
+    for cluster in ("simulated", "processes:byzantine=1"):
+        with pytest.raises(BadInput, match=r"virtual clock|has other Byzantine workers"):
+            anyk.resume(tmp_path / "run", steps=8, cluster=cluster)
+    run = anyk.resume(tmp_path / "run", steps=8, cluster="processes:children=9")
+    assert run.config.cluster == "processes:children=9" and run.config.delays == "exp:mean=0.01"
+    assert run.model.tobytes() == whole.model.tobytes()
+    assert "same decisions" in str(anyk.replay(run))
+    done = CliRunner().invoke(main, ["resume", str(tmp_path / "run"), "--steps", "9", "--cluster", "processes"])
+    assert done.exit_code == 0, done.output
+    assert anyk.Run.open(tmp_path / "run").config.cluster == "processes"
 
 
 def test_an_interrupted_run_on_processes_resumes(tmp_path):

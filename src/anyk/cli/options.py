@@ -420,6 +420,12 @@ class ResumeOptions(RunOptions):
     steps: int | None = option(type=int, help="New limit on steps, counted from the beginning.")
     seconds: float | None = option(type=float, help="New limit on the run's clock.")
     target: float | None = option(type=float, help="New target of the metric.")
+    cluster: str | None = option(
+        metavar="SPEC",
+        is_eager=True,
+        callback=lambda _, __, spec: spec and join_cluster(spec),
+        help="Another cluster to go on with, with the same delays.",
+    )
     problem: str | None = as_field(problem_option)
     trust: bool = as_field(trust_option)
     evaluate: str | None = as_field(evaluate_option)
@@ -477,7 +483,7 @@ def resume_arguments(folder: Path, config: SharedConfig, options: ResumeOptions)
     """
     from anyk.problems import from_function
 
-    join_cluster(config.cluster)
+    join_cluster(options.cluster or config.cluster)
     if options.callbacks:
         callbacks = make_callbacks(options.callbacks)
     else:

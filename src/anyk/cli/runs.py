@@ -244,6 +244,8 @@ def resume(run: str, options: ResumeOptions) -> None:
     several = "that of --strategy auto" if in_parts else "that of a race" if is_race(run) else None
     if several is not None and options.evaluate is not None:
         raise BadInput(f"the folder '{run}' is {several}, whose runs are evaluated alike; leave out --evaluate")
+    if several is not None and options.cluster is not None:
+        raise BadInput(f"the folder '{run}' is {several}, whose runs share a cluster; leave out --cluster")
     if in_parts:
         if options.add or options.seeds is not None:
             raise BadInput(f"the folder '{run}' is {several}; --add and --seeds are for the folder of a race")
@@ -258,7 +260,7 @@ def resume(run: str, options: ResumeOptions) -> None:
     with resume_arguments(Path(run), read_config(Path(run)), options) as arguments:
         if options.evaluate is not None:
             arguments["evaluate"] = options.evaluate
-        result = resume_training(run, tell=warn, **arguments)
+        result = resume_training(run, cluster=options.cluster, tell=warn, **arguments)
     say(race_table([result]), *race_notes([result]))
     write_json(result.report())
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput, RunFailed, explaining
-from anyk.base.specs import parse_spec
+from anyk.base.specs import Spec, parse_spec
 from anyk.clusters import Cluster
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.data.streams import NO_PASS
@@ -117,6 +117,18 @@ def check_address(cluster: str, of: str, *, trust: bool) -> None:
             f"{of} names the cluster '{cluster}', which may belong to somebody else; if it is yours, trust the folder "
             "with --trust (in Python: trust=True)"
         )
+
+
+def check_other_cluster(before: str, cluster: str) -> None:
+    """Raise :class:`~anyk.BadInput` if a run on a cluster cannot be continued on another."""
+    old, new = Spec(before), Spec(cluster)
+    if (old.name == "simulated") != (new.name == "simulated"):
+        raise BadInput(
+            f"a run on '{old.name}' cannot be continued on '{new.name}': only one of the two has a virtual clock; "
+            "start another run from its model with begin= (on the command line --from)"
+        )
+    if old.keys.get("byzantine") != new.keys.get("byzantine"):
+        raise BadInput(f"'{cluster}' has other Byzantine workers than '{before}', with which the run began")
 
 
 def check_limits(problem: Problem, limits: Limits, first_step: int = 0) -> None:

@@ -36,7 +36,7 @@ from anyk.runs.folder.predictors import save_predictor
 from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.rebuilding import rebuild
 from anyk.runs.launch import Launch, lost_on_resume, nothing_left
-from anyk.runs.limits import LIMIT, Limits
+from anyk.runs.limits import LIMIT, Limits, check_other_cluster
 from anyk.runs.live_progress import showing
 from anyk.runs.log.queries import newest_versions
 from anyk.runs.log.runlog import RunLog
@@ -162,6 +162,7 @@ def resume(
     *,
     problem: Problem | None = None,
     optimizer: Optimizer | None = None,
+    cluster: str | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
@@ -176,6 +177,9 @@ def resume(
 
     ``problem`` is needed if it was made in Python, not from a data set's spec, and ``optimizer`` if it has no spec. On
     a simulated cluster the result is bit for bit the result of a run without interruption.
+
+    ``cluster``: the spec of another cluster to go on with, such as ``processes`` after ``nodes``; it replaces the one
+    in the folder, with the same delays. A run on a virtual clock stays there, and Byzantine workers stay the same.
 
     ``evaluate``: by default as before. ``tell`` is called with a sentence for the user if an older checkpoint had to be
     used, if numpy, torch or jax have another major version than at the start (without ``tell``, these are
@@ -209,7 +213,20 @@ def resume(
         showing(progress, check_callbacks(callbacks)) as display,
     ):
         config = with_callbacks(config, display.specs)
-        rebuilt = rebuild(folder, config, of, call="anyk.resume", problem=problem, optimizer=optimizer, trust=trust)
+        if cluster is not None:
+            check_other_cluster(config.cluster, cluster)
+        rebuilt = rebuild(
+            folder,
+            config,
+            of,
+            call="anyk.resume",
+            problem=problem,
+            optimizer=optimizer,
+            cluster=cluster,
+            trust=trust,
+        )
+        if cluster is not None:
+            config = structs.replace(config, cluster=rebuilt.cluster.spec)
         spec = RunSpec(
             problem=rebuilt.problem,
             strategy=config.strategy,

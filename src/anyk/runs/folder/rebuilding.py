@@ -71,29 +71,32 @@ def rebuild(
     call: str,
     problem: Problem | None = None,
     optimizer: Optimizer | None = None,
+    cluster: str | None = None,
     trust: bool = False,
 ) -> Rebuilt:
     """Build the problem, optimiser and cluster that a folder's configuration names, unless they are given.
 
+    ``cluster``: the spec of a cluster to use in place of the recorded one.
     ``of`` names the folder in messages, ``call`` the function to which a problem made in Python is given again. Raises
     :class:`~anyk.BadInput` if data, traces or code are not those that the folder was made with, and for code
     that is not trusted.
     """
     with names_in_folder(folder, config.digests.code, trust=trust), with_plugins(config, of):
-        check_address(config.cluster, of, trust=trust)
+        if cluster is None:
+            check_address(config.cluster, of, trust=trust)
         admitted = admitted_problem(config, of, problem)
         if admitted is None:
             raise BadInput(f"the problem of '{folder}' was made in Python; give it again: {call}(path, problem=…)")
         optimizer = optimizer or build_optimizer(config.optimizer, lr=config.lr)
-        cluster = build_cluster(
-            config.cluster,
+        built = build_cluster(
+            config.cluster if cluster is None else cluster,
             workers=config.workers.most,
             delays=config.delays,
             seed=config.seed,
             communication=config.communication,
         )
-    check_traces(config, cluster, of)
-    return Rebuilt(admitted, optimizer, cluster)
+    check_traces(config, built, of)
+    return Rebuilt(admitted, optimizer, built)
 
 
 def admitted_problem(config: SharedConfig, of: str, problem: Problem | None, *, needed: bool = True) -> Problem | None:
