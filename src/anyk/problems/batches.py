@@ -128,7 +128,18 @@ class Batches(PartitionAbilities):
         number, (first, last) = self._first + partition, self._bounds[partition]
         if self.data.endless:
             samples = self.data.sample_batch(range(number, number + self._spanned), rows)
-            return PartitionSamples(samples, number, 0, len(samples), None, rows)
+            return PartitionSamples(
+                data=samples, partition=number, first=0, last=len(samples), rows=None, requested_rows=rows
+            )
         if partition in self._placed:
-            return PartitionSamples(self._placed[partition], number, 0, last - first, rows, rows)
-        return PartitionSamples(self.data, number, first, last, rows, rows)
+            return PartitionSamples(
+                data=self._placed[partition],
+                partition=number,
+                first=0,
+                last=last - first,
+                rows=rows,
+                requested_rows=rows,
+            )
+        return PartitionSamples(
+            data=self.data, partition=number, first=first, last=last, rows=rows, requested_rows=rows
+        )

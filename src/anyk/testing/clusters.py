@@ -166,7 +166,17 @@ def check_messages_between_workers(make: MakeCluster) -> None:
         toy.memory["events"] = toy.memory.get("events", 0) + 1
         if toy.memory["events"] < 3:  # until it has its own part and both messages
             return []
-        return [RequestMessage(0, 0, 0, (0,), (3.0,), ((1, 0), (2, 0)), (1.0, -1.0))]
+        return [
+            RequestMessage(
+                worker=0,
+                task=0,
+                chunk=0,
+                partitions=(0,),
+                coefficients=(3.0,),
+                messages=((1, 0), (2, 0)),
+                weights=(1.0, -1.0),
+            )
+        ]
 
     driver = _run(Toy(3, [first], react, partitions=_N), make(3, None), 1)
     gradient = -3.0 * _CENTRES[0] - _CENTRES[1] - _CENTRES[2] + 2.0 * _CENTRES[3]

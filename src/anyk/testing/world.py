@@ -133,7 +133,12 @@ class World:
             self.next = task + 1
             self.task_of[worker] = task
             self.tasks[task] = TaskRecord(
-                worker, list(work), ["open"] * len(work), [0] * len(work), dict(self.versions), self.lives[worker]
+                worker=worker,
+                chunks=list(work),
+                status=["open"] * len(work),
+                progress=[0] * len(work),
+                versions=dict(self.versions),
+                life=self.lives[worker],
             )
 
     def _check_task(self, worker: int, task: int, work: Task) -> None:

@@ -97,7 +97,9 @@ class Hub:
         self._child: subprocess.Popen[bytes] | None = None
         self.carrier: DriverCarrier = DriverCarrier(place.host, port, self._find_node)
         self.site = site
-        self.entry = SiteEntry(0, self.carrier.key, site.life, versions(), place.host, self.carrier.port)
+        self.entry = SiteEntry(
+            rank=0, key=self.carrier.key, life=site.life, versions=versions(), host=place.host, port=self.carrier.port
+        )
         self.carrier.start()
         self._start_child()
         site.publish(self.entry)

@@ -153,7 +153,7 @@ class Place:
                 "between machines cluster 'nodes' needs a secret that only they know, by which they recognise each "
                 "other: set ANYK_SECRET to the same text on all nodes (for example of: openssl rand -hex 32)"
             )
-        return cls(rank, size, env["MASTER_ADDR"], port, host, secret)
+        return cls(rank=rank, size=size, store_host=env["MASTER_ADDR"], store_port=port, host=host, secret=secret)
 
 
 class Site:

@@ -169,7 +169,15 @@ def assemble(
         y_train, y_test = y[:rows], y[rows:]
     if task != "regression" and (y_train == y_train[0]).all():
         raise BadInput("all training rows are of one class; hold out fewer rows (test=) or split by another seed=")
-    return Dataset("", task, _canonical(X), y_train, _canonical(X_test), y_test, classes)
+    return Dataset(
+        name="",
+        task=task,
+        X_train=_canonical(X),
+        y_train=y_train,
+        X_test=_canonical(X_test),
+        y_test=y_test,
+        classes=classes,
+    )
 
 
 def _checked_target(y: Any, rows: int, task: Task, classes: tuple[str, ...]) -> Floats:

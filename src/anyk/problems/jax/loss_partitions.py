@@ -185,7 +185,7 @@ class JaxPartitions(Batches):
     def _tried(self) -> Vector:
         head, (first, last) = self.data.head, self._bounds[0]
         rows = np.arange(min(ROWS, head.tried, self.sizes[0]))
-        chosen = PartitionSamples(head, 0, first, last, rows, rows)
+        chosen = PartitionSamples(data=head, partition=0, first=first, last=last, rows=rows, requested_rows=rows)
         return self.gradient_sum(model_like(self._network.scales, self.dtype), chosen)
 
     def _variables(self) -> Variables:

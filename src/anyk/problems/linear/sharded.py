@@ -119,7 +119,16 @@ class ShardRows(BlockSamples):
         if labels and encoding.label:
             encoding = replace(encoding, words=isinstance(labels[0], str))
         dtype = np.dtype(np.float32 if survey_result.single else np.float64)
-        design = Design(shards, encoding, features, labels, actual_task, dtype, scaling, intercept)
+        design = Design(
+            shards=shards,
+            encoding=encoding,
+            features=features,
+            labels=labels,
+            task=actual_task,
+            dtype=dtype,
+            scaling=scaling,
+            intercept=intercept,
+        )
         return cls(design, survey_result, moments)
 
     def held_out(self, shards: Shards) -> ShardRows:
@@ -252,7 +261,14 @@ def _of_counts(counts: Sequence[float], rows: float) -> Moments:
     ones = np.array(counts, dtype=float)
     share = ones / rows
     low, high = np.where(ones < rows, 0.0, 1.0), np.where(ones > 0, 1.0, 0.0)
-    return Moments(np.full(len(ones), rows), ones, share, rows * share * (1.0 - share), low, high)
+    return Moments(
+        present=np.full(len(ones), rows),
+        nonzero=ones,
+        mean=share,
+        deviation=rows * share * (1.0 - share),
+        low=low,
+        high=high,
+    )
 
 
 class StreamRows(StreamSamples):
@@ -401,7 +417,15 @@ def from_shards(
             f"task {design.task}{among}{label}; held out: {out}"
         )
     held_out = shards(test_files) if test_files else None
-    return ShardedData(train, held_out, design.task, len(rows), intercept, intercept, fill)
+    return ShardedData(
+        X_train=train,
+        X_test=held_out,
+        task=design.task,
+        rows=len(rows),
+        intercept=intercept,
+        standardize=intercept,
+        fill=fill,
+    )
 
 
 def as_shards(data: str) -> str | None:

@@ -70,15 +70,17 @@ def read_loader(loader: Any, name: str) -> Loaded:
     collate = loader.collate_fn
     collate = None if collate is torch_data.default_collate else collate
     return Loaded(
-        dataset if chosen is None else _subset(dataset, chosen, items=collate is not None),
-        collate,
-        loader.num_workers,
-        batches.batch_size,
-        weights,
-        f"the DataLoader's {type(batches.sampler).__name__} is replaced: anyk draws the samples of each mini-batch, of "
-        f"{batches.batch_size} samples a step unless the strategy has batch=…, from the run's seed; generator, "
-        "drop_last and prefetching have no effect",
-        None if chosen is None and weights is None else batches.sampler,
+        data=dataset if chosen is None else _subset(dataset, chosen, items=collate is not None),
+        collate=collate,
+        processes=loader.num_workers,
+        batch=batches.batch_size,
+        weights=weights,
+        remark=(
+            f"the DataLoader's {type(batches.sampler).__name__} is replaced: anyk draws the samples of each "
+            f"mini-batch, of {batches.batch_size} samples a step unless the strategy has batch=…, from the run's seed; "
+            "generator, drop_last and prefetching have no effect"
+        ),
+        sampler=None if chosen is None and weights is None else batches.sampler,
     )
 
 

@@ -173,7 +173,8 @@ class TorchPartitions(Batches):
         head, (first, last) = self.data.head, self._bounds[0]
         rows = trial_rows(most, min(head.tried, self.sizes[0]))  # without opening a file
         return self.gradient_sum(
-            model_like(self._scales, self.dtype), PartitionSamples(head, 0, first, last, rows, rows)
+            model_like(self._scales, self.dtype),
+            PartitionSamples(data=head, partition=0, first=first, last=last, rows=rows, requested_rows=rows),
         )
 
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:

@@ -55,14 +55,28 @@ class Moments(NamedTuple):
             mean = values.sum(axis=0) / np.maximum(present, 1.0)
             deviation = (np.where(is_present, X - mean, 0.0) ** 2).sum(axis=0)
             low, high = np.where(is_present, X, np.inf).min(axis=0), np.where(is_present, X, -np.inf).max(axis=0)
-            return cls(present, np.count_nonzero(values, axis=0).astype(float), mean, deviation, low, high)
+            return cls(
+                present=present,
+                nonzero=np.count_nonzero(values, axis=0).astype(float),
+                mean=mean,
+                deviation=deviation,
+                low=low,
+                high=high,
+            )
         rows, columns = X.shape
         count = np.bincount(X.indices, minlength=columns).astype(float)
         nonzero: Floats = np.bincount(X.indices, weights=X.data != 0, minlength=columns).astype(float)
         mean = np.bincount(X.indices, weights=X.data, minlength=columns) / rows
         apart = np.bincount(X.indices, weights=(X.data - mean[X.indices]) ** 2, minlength=columns)
         low, high = (extreme.toarray().ravel() for extreme in (X.min(axis=0), X.max(axis=0)))
-        return cls(np.full(columns, float(rows)), nonzero, mean, apart + (rows - count) * mean**2, low, high)
+        return cls(
+            present=np.full(columns, float(rows)),
+            nonzero=nonzero,
+            mean=mean,
+            deviation=apart + (rows - count) * mean**2,
+            low=low,
+            high=high,
+        )
 
     def merged(self, other: Moments) -> Moments:
         """Return the moments of both groups of rows; a column that one group lacks has no entries there."""
@@ -72,12 +86,12 @@ class Moments(NamedTuple):
         share = others.present / np.maximum(present, 1.0)
         apart = others.mean - ours.mean
         return Moments(
-            present,
-            ours.nonzero + others.nonzero,
-            ours.mean + share * apart,
-            ours.deviation + others.deviation + ours.present * share * apart**2,
-            np.minimum(ours.low, others.low),
-            np.maximum(ours.high, others.high),
+            present=present,
+            nonzero=ours.nonzero + others.nonzero,
+            mean=ours.mean + share * apart,
+            deviation=ours.deviation + others.deviation + ours.present * share * apart**2,
+            low=np.minimum(ours.low, others.low),
+            high=np.maximum(ours.high, others.high),
         )
 
     def _widened(self, columns: int) -> Moments:
