@@ -44,7 +44,7 @@ def test_a_race_ends_with_table_picture_and_json(tmp_path):
         assert word in result.output
     assert (tmp_path / "race" / "race.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "r.json").read_text())
-    assert list(report) == ["data", "workers", "delays", "cluster", "seed", "environment", "seeds", "speed_up_over",
+    assert list(report) == ["data", "workers", "fewest", "partitions", "delays", "cluster", "seed", "environment", "seeds", "speed_up_over",
                             "speed_up_by", "runs"]  # fmt: skip
     assert report["workers"] == 6
     for line in report["runs"]:
@@ -675,7 +675,7 @@ def test_settings_are_what_a_run_stores(words, tmp_path, monkeypatch):
     values = settings(*begun, *limit)
     assert run(*begun, *limit).exit_code == 0
     with anyk.Run.open("runs/train-1") as done:
-        stored = done.config.plain()
+        stored = done.config.plain() | {"workers": done.config.workers}
     for key in ("strategy", "cluster", "delays", "communication", "optimizer", "lr", "workers", "steps"):
         assert values[key] == str(stored[key]), key
     further = settings(*begun, "--steps", "4", "--from", "runs/train-1")

@@ -276,7 +276,7 @@ def test_a_folder_with_several_runs_is_shown_as_they_began(tmp_path):
     ("was", "becomes", "sentence"),
     [
         ('uncoded = "uncoded"', 'uncoded = "../elsewhere"', "is damaged (Expected `str` matching regex"),
-        ("workers = 6", 'workers = "six"', "Expected `int`, got `str`"),
+        ("most = 6", 'most = "six"', "Expected `int`, got `str`"),
         ("format = 1", "format = 2", "has format 2, this anyk reads up to 1"),
         ("format = 1", "format =", "is damaged"),
         (

@@ -9,7 +9,7 @@ from anyk import codes
 from anyk.base import BadInput, keyed_generator, parse_spec
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
-from anyk.protocol import Running, Strategy
+from anyk.protocol import Running, Strategy, Workers
 from anyk.runs import Driver, RunLog, session
 from anyk.runs.api import decisions, log_columns
 from anyk.strategies import registry
@@ -67,7 +67,7 @@ def _check_spec(strategy: Strategy, seed: int) -> None:
     if name not in registry.entries and name not in codes.registry.entries:
         return
     try:
-        built = build_strategy(spec, workers=strategy.layout.workers)
+        built = build_strategy(spec, workers=Workers.of_layout(strategy.layout))
     except BadInput as error:
         raise AssertionError(f"no strategy can be built from its spec '{spec}': {error}") from None
     if type(built) is not type(strategy):

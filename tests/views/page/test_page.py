@@ -11,7 +11,7 @@ from msgspec.structs import replace
 import anyk
 from anyk.base.errors import MissingPackage
 from anyk.cli import main
-from anyk.protocol import Lost
+from anyk.protocol import Lost, Workers
 from anyk.runs.folder.config import Recipe
 from anyk.runs.log.delay_trace import task_seconds
 from anyk.runs.log.fates import CUT, FATES, LATE, LOST, OPEN, SPARE, USED, tasks_of
@@ -191,7 +191,7 @@ def test_a_hundred_thousand_tasks_stay_below_8_mb(tmp_path):
                                     None, 1, None, "counted", "model", step + 1, 1.0, 0))  # fmt: skip
             run.log.update(Update("model", step + 1, time, workers, 0.0, 1.0, 0.0, 0, 1.0, 0))
         run.log.flush()
-        run.config = replace(run.config, workers=workers)
+        run.config = replace(run.config, workers=Workers(most=workers))
         assert len(tasks_of(run)) >= 100_000
         assert report(run, tmp_path / "run.html").stat().st_size < 8_000_000
 
