@@ -13,60 +13,93 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 PRIVATE = ("/dev/shm", "/tmp/ray")  # folders of which each machine has its own
-RUNS = "/run/anyk-machines"
 
 
-class Machines:
-    """``count`` machines while a ``with`` block lasts; all of their processes end with it."""
+class Network:
+    """``count`` network namespaces on one switch while a ``with`` block lasts, named ``prefix`` and their number."""
 
-    def __init__(self, count: int, *, rate: str | None = None) -> None:
-        """``rate``: of each machine's link, in each direction, such as ``1gbit``; None does not limit it."""
+    def __init__(self, count: int, *, prefix: str, rate: str | None = None) -> None:
+        """``rate``: of each link, in each direction, such as ``1gbit``; None does not limit it."""
         missing = [tool for tool in TOOLS if shutil.which(tool) is None]
         if os.getuid() != 0 or missing:
             raise SystemExit(f"machines need root and {', '.join(missing) or 'nothing else'}")
-        self.count, self.rate = count, rate
-        self._prefix = f"ak{os.getpid()}"
-        self._holders: list[subprocess.Popen[bytes]] = []
-        self._jobs: list[subprocess.Popen[Any]] = []
+        self.count, self.prefix, self.rate = count, prefix, rate
 
     def address(self, machine: int) -> str:
         """Return the address of a machine."""
         return f"10.77.0.{machine + 1}"
 
-    def __enter__(self) -> Machines:
-        switch = f"{self._prefix}sw"
+    @property
+    def switch(self) -> str:
+        """The namespace of the switch, in which machine 2's port is ``port2``."""
+        return f"{self.prefix}switch"
+
+    def space(self, machine: int) -> str:
+        """Return the namespace of a machine."""
+        return f"{self.prefix}{machine}"
+
+    def __enter__(self) -> Self:
         try:
-            _call("ip", "netns", "add", switch)
-            _call("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
-            _call("ip", "-n", switch, "link", "set", "br0", "up")
+            _call("ip", "netns", "add", self.switch)
+            _call("ip", "-n", self.switch, "link", "add", "br0", "type", "bridge")
+            _call("ip", "-n", self.switch, "link", "set", "br0", "up")
             for machine in range(self.count):
-                self._add(machine, switch)
+                self.add(machine)
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def _add(self, machine: int, switch: str) -> None:
-        space, port = f"{self._prefix}m{machine}", f"p{machine}"
+    def add(self, machine: int) -> None:
+        """Make a machine's namespace and connect it."""
+        space, port = self.space(machine), f"port{machine}"
         _call("ip", "netns", "add", space)
-        _call("ip", "link", "add", "eth0", "netns", space, "type", "veth", "peer", "name", port, "netns", switch)
-        _call("ip", "-n", switch, "link", "set", port, "master", "br0", "up")
+        _call("ip", "link", "add", "eth0", "netns", space, "type", "veth", "peer", "name", port, "netns", self.switch)
+        _call("ip", "-n", self.switch, "link", "set", port, "master", "br0", "up")
         _call("ip", "-n", space, "link", "set", "lo", "up")
         _call("ip", "-n", space, "addr", "add", f"{self.address(machine)}/24", "dev", "eth0")
         _call("ip", "-n", space, "link", "set", "eth0", "up")
-        for owner, device in ((space, "eth0"), (switch, port)):
+        for owner, device in ((space, "eth0"), (self.switch, port)):
             if self.rate is not None:
                 limit = ("tbf", "rate", self.rate, "burst", "256kb", "latency", "100ms")
                 _call("tc", "-n", owner, "qdisc", "add", "dev", device, "root", *limit)
+
+    def link(self, machine: int, *, up: bool) -> None:
+        """Connect or disconnect a machine's link."""
+        _call("ip", "-n", self.switch, "link", "set", f"port{machine}", "up" if up else "down")
+
+    def __exit__(self, *exception: object) -> None:
+        for name in [*map(self.space, range(self.count)), self.switch]:
+            for _ in range(20):
+                if (
+                    not Path("/run/netns", name).exists()
+                    or not subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True).returncode
+                ):
+                    break
+                time.sleep(0.1)
+
+
+class Machines(Network):
+    """Machines whose processes, shared memory and temporary files are their own as well; all processes end with them."""
+
+    def __init__(self, count: int, *, rate: str | None = None) -> None:
+        """``rate``: see :class:`Network`."""
+        super().__init__(count, prefix=f"ak{os.getpid()}m", rate=rate)
+        self._holders: list[subprocess.Popen[bytes]] = []
+        self._jobs: list[subprocess.Popen[Any]] = []
+
+    def add(self, machine: int) -> None:
+        """Make a machine, whose first process holds its namespaces."""
+        super().add(machine)
         own = "; ".join(f"mkdir -p {folder}; mount -t tmpfs tmpfs {folder}" for folder in PRIVATE)
         script = f"hostname machine{machine}; {own}; echo ready; exec sleep infinity"
         isolate = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
         holder = subprocess.Popen(
-            ["ip", "netns", "exec", space, *isolate, "sh", "-c", script],
+            ["ip", "netns", "exec", self.space(machine), *isolate, "sh", "-c", script],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -103,10 +136,6 @@ class Machines:
         os.kill(self._inside(self._holders[machine].pid), signal.SIGKILL)
         self._holders[machine].wait()
 
-    def link(self, machine: int, *, up: bool) -> None:
-        """Connect or disconnect a machine's link."""
-        _call("ip", "-n", f"{self._prefix}sw", "link", "set", f"p{machine}", "up" if up else "down")
-
     def __exit__(self, *exception: object) -> None:
         for machine, holder in enumerate(self._holders):
             if self.lives(machine):
@@ -115,14 +144,7 @@ class Machines:
                 holder.stdout.close()
         for job in self._jobs:
             job.wait()
-        for name in [*(f"{self._prefix}m{machine}" for machine in range(self.count)), f"{self._prefix}sw"]:
-            for _ in range(20):
-                if (
-                    not Path("/run/netns", name).exists()
-                    or not subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True).returncode
-                ):
-                    break
-                time.sleep(0.1)
+        super().__exit__()
 
 
 def _call(*command: str) -> None:

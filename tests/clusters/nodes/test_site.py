@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from anyk.base.errors import BadInput
-from anyk.clusters.nodes.site import Place, difference, signed, unsigned
+from anyk.clusters.nodes.site import JobPlace, difference, signed, unsigned
 
 pytestmark = pytest.mark.in_process
 HERE = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 def test_a_place_is_read_from_the_launchers_variables():
-    place = Place.from_environment(environment=HERE)
+    place = JobPlace.from_environment(environment=HERE)
     assert (place.rank, place.size, place.host) == (1, 3, "127.0.0.1")
     slurm = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "50001", "MASTER_ADDR": "127.0.0.1"}
-    place = Place.from_environment(environment=slurm)
+    place = JobPlace.from_environment(environment=slurm)
     assert (place.rank, place.size, place.store_port) == (2, 4, 30001)
 
 
@@ -35,14 +35,14 @@ def test_a_place_is_read_from_the_launchers_variables():
 def test_what_cannot_be_a_place_is_refused(changed: dict[str, str | None], sentence: str):
     environment = {name: value for name, value in (HERE | changed).items() if value is not None}
     with pytest.raises(BadInput) as error:
-        Place.from_environment(environment=environment)
+        JobPlace.from_environment(environment=environment)
     assert sentence in str(error.value)
 
 
 def test_between_machines_a_secret_is_required():
     with pytest.raises(BadInput, match="set ANYK_SECRET to the same text on all nodes"):
-        Place.from_environment("10.0.0.1", environment=HERE)
-    assert Place.from_environment("10.0.0.1", environment=HERE | {"ANYK_SECRET": "s"}).secret == b"s"
+        JobPlace.from_environment("10.0.0.1", environment=HERE)
+    assert JobPlace.from_environment("10.0.0.1", environment=HERE | {"ANYK_SECRET": "s"}).secret == b"s"
 
 
 def test_an_entry_holds_for_its_name_and_secret_only():

@@ -38,7 +38,7 @@ from anyk.clusters.nodes.session import (
     ToNode,
     WorkerEnded,
 )
-from anyk.clusters.nodes.site import Place, Site, SiteEntry, versions
+from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, versions
 from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.processes import shared_modules
@@ -48,7 +48,7 @@ from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.shipping import parcels
 from anyk.clusters.remote.wire import refuse, vector_type
-from anyk.clusters.steps import Place as MessageKey
+from anyk.clusters.steps import Place
 from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
@@ -248,7 +248,7 @@ def join_nodes(address: str = "", port: int = 0) -> Hub:
     """
     global _hub
     if _hub is None:
-        place = Place.from_environment(address)
+        place = JobPlace.from_environment(address)
         with needing("pyzmq", "nodes", "cluster 'nodes'"):
             import zmq  # noqa: F401
         from anyk.clusters.nodes import agent
@@ -266,7 +266,7 @@ def join_nodes(address: str = "", port: int = 0) -> Hub:
 
 def nodes_of_job() -> int:
     """Return the number of nodes that the launcher has started; raise :class:`~anyk.BadInput` if there was none."""
-    return Place.from_environment().size
+    return JobPlace.from_environment().size
 
 
 class NodeStore(RemoteStore):
@@ -290,7 +290,7 @@ class NodeStore(RemoteStore):
         super().release(slot, version)
         self._withdraw((slot, version))
 
-    def _drop(self, key: MessageKey) -> None:
+    def _drop(self, key: Place) -> None:
         super()._drop(key)
         self._withdraw(key)
 

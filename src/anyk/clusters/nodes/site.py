@@ -107,7 +107,7 @@ def _address_towards(host: str, port: int) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlace:
     """This process's rank among ``size`` nodes, where the store is, and the address of this machine towards it."""
 
     rank: int
@@ -118,7 +118,7 @@ class Place:
     secret: bytes
 
     @classmethod
-    def from_environment(cls, address: str = "", environment: Mapping[str, str] | None = None) -> Place:
+    def from_environment(cls, address: str = "", environment: Mapping[str, str] | None = None) -> JobPlace:
         """Return the place that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; SLURM's variables may help.
 
         ``address``: the address of this machine to use. Raises :class:`~anyk.BadInput` if there is no such place.
@@ -159,7 +159,7 @@ class Place:
 class Site:
     """The store of a job, with this process's life: a number that no other process has."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: JobPlace) -> None:
         self.place, self.life = place, secrets.token_hex(8)
         self._store = self._connect()
 

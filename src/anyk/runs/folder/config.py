@@ -25,7 +25,7 @@ from anyk.base.specs import Spec
 from anyk.problems.base import Problem
 from anyk.protocol import Workers
 from anyk.runs.folder.folders import LOCK
-from anyk.runs.folder.promise import Promise, without_none
+from anyk.runs.folder.promise import Promise, as_spec, without_none
 from anyk.runs.limits import Limits
 
 FORMAT = 1
@@ -191,18 +191,13 @@ def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
     if version > FORMAT:
         raise BadInput(f"{of} has format {version}, this anyk reads up to {FORMAT}; use a newer anyk")
     with as_bad_input(f"'{file}' is damaged", msgspec.ValidationError):
-        config = msgspec.convert(plain, kind, dec_hook=_as_spec)
+        config = msgspec.convert(plain, kind, dec_hook=as_spec)
     if plain.get("digest") != _digest(plain):
         raise BadInput(
             f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file, or start "
             "again in another folder"
         )
     return config
-
-
-def _as_spec(kind: type[Spec], text: str) -> Spec:
-    """Return a text of a file as a spec, the only kind of value that TOML has not."""
-    return kind(text)
 
 
 def write_sealed(file: Path, config: SharedConfig) -> None:
