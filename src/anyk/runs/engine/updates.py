@@ -20,7 +20,6 @@ from anyk.protocol import Combine, Mix
 from anyk.runs.engine.audit import Audit
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.versions import Versions
-from anyk.runs.engine.warm_start import OUTER
 
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
 
@@ -83,8 +82,7 @@ class Updates:
             hooks = abilities_of(problem).through_hooks
             assert hooks is not None
             optimizer = _ThroughHooks(optimizer, hooks)
-        state = self._versions.optimizer_states[slot]
-        return self._cluster.store.apply(plan, optimizer, state, by_coordinate)
+        return self._cluster.store.apply(plan, optimizer, by_coordinate)
 
     def _stale(self, command: Combine, version: int) -> tuple[StaleMessage, ...]:
         """Return the messages with gradients of older versions, and the factors of their compensation."""
@@ -98,7 +96,7 @@ class Updates:
 
     def _mix(self, command: Mix, optimizer: Optimizer) -> tuple[Vector, int]:
         """Return a weighted sum of models, or the model after an outer optimiser's step towards it, and its digest."""
-        slot, versions, store = command.slot, self._versions, self._cluster.store
+        slot, versions = command.slot, self._versions
         weights = self._weights(command)
         models = []
         if command.relative:
@@ -114,15 +112,9 @@ class Updates:
             weights=weights,
             mix=MixPlan(tuple(models), command.outer),
         )
-        if command.outer is None:
-            return store.apply(plan, None, {})
-        outer = build_optimizer(command.outer[0], lr=command.outer[1])
-        if isinstance(outer, SlowMo):
+        if command.outer is not None and isinstance(build_optimizer(command.outer[0], lr=command.outer[1]), SlowMo):
             plan = plan._replace(scale=optimizer.rate.at(command.number))
-        state = self._outer_state(slot, outer)
-        model = store.apply(plan, outer, state)
-        versions.optimizer_states[slot] |= {OUTER + name: vector for name, vector in state.items()}
-        return model
+        return self._cluster.store.apply(plan, optimizer)
 
     def _weights(self, command: Mix) -> list[Any]:
         """Return the weights of a mix, multiplied by the samples of its messages where it asks for that."""
@@ -134,14 +126,6 @@ class Updates:
         products = [weight * size for weight, size in zip(weights, samples, strict=True)]
         sum_of_products = sum(products)
         return [product * total / sum_of_products for product in products]
-
-    def _outer_state(self, slot: str, outer: Optimizer) -> Vectors:
-        """Return the state of the outer optimiser, which steps by the change of local work."""
-        state = self._versions.optimizer_states[slot]
-        if not any(name.startswith(OUTER) for name in state):
-            for name, vector in outer.start(self._versions.model(slot)).items():
-                state[OUTER + name] = vector
-        return {name.removeprefix(OUTER): vector for name, vector in state.items() if name.startswith(OUTER)}
 
 
 class _ThroughHooks(Optimizer):
