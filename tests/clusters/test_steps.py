@@ -172,8 +172,18 @@ def test_steps_in_parts_have_the_bits_of_the_whole(make: Any, dtype: Any) -> Non
     assert np.array_equal(versions[2][NEVER], versions[0][NEVER])  # parameters without a gradient rest
     assert np.array_equal(versions[4][LATE], versions[3][LATE]) and not np.array_equal(versions[4], versions[3])
     for holders in divided:
-        check_states(state, [holder.state for holder in holders])
+        parts = [holder.state for holder in holders]
+        check_states(state, parts)
+        check_equal(whole.joined_state(parts), state)
+        for holder in holders:
+            check_equal(whole.state_at(state, slice(holder.first, holder.last)), holder.state)
     check_states(state, [state_at_once])
+
+
+def check_equal(one: Vectors, other: Vectors) -> None:
+    assert set(one) == set(other)
+    for name, vector in one.items():
+        assert vector.shape == other[name].shape and vector.tobytes() == other[name].tobytes(), name
 
 
 def check_states(state: Vectors, parts: list[Vectors]) -> None:

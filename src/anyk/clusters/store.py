@@ -35,6 +35,10 @@ class Carried(NamedTuple):
         return [(f"{CARRIED} {piece}", self.content) for piece in range(self.pieces)]
 
 
+class Elsewhere:
+    """A version whose numbers are not in this process."""
+
+
 class Message(NamedTuple):
     """A message that has arrived."""
 
@@ -84,8 +88,9 @@ class VectorStore:
         """Return a buffer for a slot's next version, to be written and then published."""
         return np.empty(self.messages.partitions.dimension, dtype=self.messages.dtype)
 
-    def publish(self, slot: str, version: int, w: Vector) -> None:
+    def publish(self, slot: str, version: int, w: Vector | Elsewhere) -> None:
         """Store a version; its memory is not written again."""
+        assert not isinstance(w, Elsewhere)
         self._models[slot, version] = w
 
     def model(self, slot: str, version: int) -> Vector:
@@ -104,7 +109,9 @@ class VectorStore:
         """Return the state of a slot's optimiser, and of the outer one; callers may add what they observe."""
         return self._optimizer_states[slot]
 
-    def apply(self, plan: StepPlan, optimizer: Optimizer, penalties: Vector | None = None) -> tuple[Vector, int]:
+    def apply(
+        self, plan: StepPlan, optimizer: Optimizer, penalties: Vector | None = None
+    ) -> tuple[Vector | Elsewhere, int]:
         """Take a step; return the slot's next version, to be published, and its digest.
 
         ``penalties``: the regulariser's factor of each coordinate, if it is not the plan's for all. Raises
@@ -148,9 +155,10 @@ class VectorStore:
 
         Several threads may call it simultaneously, each for a different part.
         """
-        terms = map(self.arrived.__getitem__, messages)
+        arrived = self.arrived
         return self.messages.add_up(
-            [(m.ids, m.vector, weight) for m, weight in zip(terms, weights, strict=True)], coordinates
+            [(arrived[key].ids, self.message(key), weight) for key, weight in zip(messages, weights, strict=True)],
+            coordinates,
         )
 
     def project(self, task: int, chunk: int, key: int) -> float | None:

@@ -12,6 +12,7 @@ from anyk.base.arrays import Vector, Vectors
 from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster
 from anyk.clusters.steps import MixPlan, ModelTerm, StaleMessage, StepPlan
+from anyk.clusters.store import Elsewhere
 from anyk.optimizers import Optimizer, SlowMo
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of, penalty_of
@@ -45,7 +46,7 @@ class Updates:
         step = self._versions[command.slot]
         return command._replace(residual=self._audit.residual(command, parts, step))
 
-    def result(self, command: Combine | Mix) -> tuple[Vector, int] | None:
+    def result(self, command: Combine | Mix) -> tuple[Vector | Elsewhere, int] | None:
         """Return the slot's next version and its digest, or None without an optimiser.
 
         Raises :class:`~anyk.RunFailed` if it is not finite.
@@ -56,7 +57,7 @@ class Updates:
             return self._combine(command, self._optimizer)
         return self._mix(command, self._optimizer)
 
-    def _combine(self, command: Combine, optimizer: Optimizer) -> tuple[Vector, int]:
+    def _combine(self, command: Combine, optimizer: Optimizer) -> tuple[Vector | Elsewhere, int]:
         """Return the model and its digest after a step by the decoded gradient."""
         slot, version = command.slot, self._versions[command.slot]
         problem = problem_of(self._problem, slot)
@@ -94,7 +95,7 @@ class Updates:
                 stale.append(StaleMessage(message, base, factor))
         return tuple(stale)
 
-    def _mix(self, command: Mix, optimizer: Optimizer) -> tuple[Vector, int]:
+    def _mix(self, command: Mix, optimizer: Optimizer) -> tuple[Vector | Elsewhere, int]:
         """Return a weighted sum of models, or the model after an outer optimiser's step towards it, and its digest."""
         slot, versions = command.slot, self._versions
         weights = self._weights(command)

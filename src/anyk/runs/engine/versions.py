@@ -9,6 +9,7 @@ from anyk.base.errors import BadInput
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import Cluster
 from anyk.clusters.steps import OUTER
+from anyk.clusters.store import Elsewhere
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.problems.many import problem_of
@@ -103,7 +104,7 @@ class Versions:
         self._cluster.store.start_optimizer(slot, version, self._optimizer, states)
         self._computed.append(slot)
 
-    def publish(self, slot: str, w: Vector | None) -> None:
+    def publish(self, slot: str, w: Vector | Elsewhere | None) -> None:
         """Publish a slot's next version (None if nothing is computed), and release the previous one unless pinned."""
         version = self.newest[slot]
         self._cluster.publish(slot, version + 1, w)
