@@ -148,12 +148,12 @@ class Carrier(threading.Thread):
         """Withdraw bytes that were offered."""
         self.do(lambda: self.offers.drop(key))
 
-    def read(self, number: int, into: memoryview, offered: Offered, sources: Sequence[str]) -> None:
-        """Begin to read from processes, by their addresses, what one of them offers."""
+    def read(self, number: int, into: memoryview, offered: Offered, sources: Sequence[str], first: int = 0) -> None:
+        """Begin to read from processes, by their addresses, what one of them offers, from its byte ``first`` on."""
         from_each = [ByteSource(address, offered.key) for address in sources]
 
         def begin() -> None:
-            self.reads.begin(number, into, offered.digests, from_each)
+            self.reads.begin(number, into, offered.digests, from_each, first)
             self._connect_sources()
 
         self.do(begin)
@@ -170,6 +170,18 @@ class Carrier(threading.Thread):
     def stop(self, number: int) -> None:
         """Stop a read."""
         self.do(lambda: self.reads.stop(number))
+
+    def stop_now(self, number: int) -> None:
+        """Stop a read, and return when nothing is written any more to where it was read."""
+        stopped = threading.Event()
+
+        def stop() -> None:
+            self.reads.stop(number)
+            stopped.set()
+
+        self.do(stop)
+        while not (stopped.wait(1.0) or self.ended or not self.is_alive()):
+            pass
 
     def end(self, within: float = 5.0) -> None:
         """End the thread, and close everything."""
