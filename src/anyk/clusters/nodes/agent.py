@@ -108,7 +108,11 @@ class _Run:
         self.brief = brief
         self.places, size = places_of([part.size for part in brief.data])
         self.data = Segment.create(size, "data")
-        self.data.reserve(0, self.data.size)
+        try:
+            self.data.reserve(0, self.data.size)
+        except RunFailed:
+            self.data.close()
+            raise
         self.data_left: set[int] = set()  # reads of its parts that are not over
         self.engine: Engine | None = None
         self.spawns: dict[int, int] = {}  # incarnations of workers to start once the data is there
@@ -158,7 +162,10 @@ class Agent:
 
     def _obey(self, message: Any) -> None:
         if isinstance(message, Brief):
-            self._begin(message)
+            try:
+                self._begin(message)
+            except (BadInput, RunFailed, OSError) as error:
+                self._carrier.tell(NodeBroken(message.run, str(error)))
             return
         run = self._run
         if run is None or message.run != run.brief.run:

@@ -469,22 +469,37 @@ class Nodes(Networked[NodeHandle]):
 
     def node_joined(self, node: Node) -> None:
         """Start the workers of a node that has begun a life, unless they are to be started later."""
+        dead = {(news.worker, news.incarnation) for news in self.news if isinstance(news, Died)}
         for worker in range(node.rank, self.workers, self._hub.size):
             handle = self.handles[worker]
-            if handle.incarnation >= 0 and not handle.gone and handle.due is None:
+            waits = handle.due is not None or (worker, handle.incarnation) in dead  # the driver will start it
+            if handle.incarnation >= 0 and not handle.gone and not waits:
                 self._start_on(node, worker)
 
     def node_died(self, node: Node, reason: str) -> None:
-        """Note that a node has died with its workers; with slices, that ends the run."""
+        """Note that a node has died with its workers."""
+        self._lose_node(node, f"node {node.rank} was lost", reason)
+
+    def _node_broke(self, node: Node, reason: str) -> None:
+        """End the start of a run, or go on without a node that cannot take part, until it can."""
+        if self.starting:
+            raise RunFailed(f"node {node.rank}: {reason}")
+        self._lose_node(node, f"node {node.rank} cannot take part", reason)
+        node.run = 0  # it needs all again
+        for known in (node.has, node.vectors, node.messages, node.slices):
+            known.clear()
+
+    def _lose_node(self, node: Node, what: str, reason: str) -> None:
+        """Note that the workers of a node have ended; with slices, that ends the run."""
         if self._holders is not None and node.rank in self._holders.slices and node.run == self.run:
             raise RunFailed(
-                f"node {node.rank} was lost with its slice of the model ({reason}); resume the run from its last "
-                "checkpoint, which --supervise does by itself"
+                f"{what} with its slice of the model ({reason}); resume the run from its last checkpoint, which "
+                "--supervise does by itself"
             )
         for worker in range(node.rank, self.workers, self._hub.size):
             handle = self.handles[worker]
             if handle.incarnation >= 0 and handle.due is None and not handle.gone:
-                self.news.append(Died(worker, handle.incarnation, f"node {node.rank} was lost: {reason}"))
+                self.news.append(Died(worker, handle.incarnation, f"{what}: {reason}"))
 
     def end_worker(self, worker: int) -> None:
         node = self.node_of(worker)
@@ -544,7 +559,8 @@ class Nodes(Networked[NodeHandle]):
     def on_message(self, node: Node, message: Told | WorkerEnded | Done | NodeBroken) -> None:
         """Take in a message of a node in this run."""
         if isinstance(message, NodeBroken):
-            raise RunFailed(f"node {node.rank}: {message.reason}")
+            self._node_broke(node, message.reason)
+            return
         if isinstance(message, Done):
             if self._holders is not None:
                 self._holders.on_done(node.rank, message)
