@@ -59,7 +59,7 @@ from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
 from anyk.problems.data.reader_processes import python_settings
-from anyk.protocol import Layout
+from anyk.protocol import Dispatch, Layout
 
 if TYPE_CHECKING:
     from anyk.clusters.nodes.carrier import DriverCarrier, News
@@ -528,6 +528,11 @@ class Nodes(Networked[NodeHandle]):
 
     # ------------------------------------------------------------------------------------------- orders
 
+    def _dispatch(self, order: Dispatch) -> None:
+        if self.slices and any(chunk.compress for chunks in order.chunks for chunk in chunks):
+            raise _no_slices("compressed messages are decompressed as a whole")
+        super()._dispatch(order)
+
     def listens(self, worker: int) -> bool:
         node = self.node_of(worker)
         return node is None or node.taken >= self.handles[worker].envelope
@@ -678,4 +683,8 @@ def _check_slices(layout: Layout, partitions: Partitions) -> None:
     elif any(partitions.support(j) is not None for j in range(len(partitions.sizes))):
         reason = "this data is sparse, and its replies contain some coordinates only"
     if reason:
-        raise BadInput(f"slices=nodes is not possible: {reason}; use cluster 'nodes' without slices")
+        raise _no_slices(reason)
+
+
+def _no_slices(reason: str) -> BadInput:
+    return BadInput(f"slices=nodes is not possible: {reason}; use cluster 'nodes' without slices")

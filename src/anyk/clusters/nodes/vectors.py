@@ -49,7 +49,7 @@ class NodeVectors:
     """Reads vectors into memory in which workers find them.
 
     ``read`` begins to read what is offered at an address and returns the number of the read; ``stop`` returns when
-    nothing more is written. ``address``: the node's own, whose parts it has already.
+    nothing more is written. ``address``: the node's own, whose slices of models are there.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class NodeVectors:
         vector = self._vectors.setdefault(key, _Vector(()))
         if not vector.parts:
             vector.parts = list(parts)
-            vector.missing = {number for number, part in enumerate(parts) if part.address != self._address}
+            written_here = self._address if isinstance(key[0], str) else ""  # the node's slice of a model
+            vector.missing = {number for number, part in enumerate(parts) if part.address != written_here}
 
     def known(self, key: Key) -> bool:
         """Return whether a vector has not been dropped."""
