@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from anyk.base.errors import BadInput
-from anyk.clusters.nodes import agent, carrier, nodes, site, wire
+from anyk.clusters.nodes import agent, carrier, door, nodes, site, vectors, wire
 
 from . import fake_zmq
 from .kernel import Kernel, Pipe, Process, ReadEnd, WriteEnd
@@ -251,6 +251,20 @@ class _Agent:
         return int(self.poll() or 0)
 
 
+class _Event:
+    """An event between threads."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._happened = kernel, False
+
+    def set(self) -> None:
+        self._happened = True
+
+    def wait(self, seconds: float) -> bool:
+        self._kernel.call("wait for a thread")
+        return self._kernel.wait(lambda: self._happened, seconds)
+
+
 class _System:
     """The part of ``sys`` that agents use."""
 
@@ -297,7 +311,7 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
     threads: dict[carrier.Carrier, Process] = {}
     secrets = SimpleNamespace(token_bytes=fleet.unique, token_hex=lambda size: fleet.unique(size).hex())
     os.urandom = fleet.unique
-    threading = SimpleNamespace(Thread=thread)
+    threading = SimpleNamespace(Thread=thread, Event=lambda: _Event(kernel))
     versions = lambda: dict(fleet.versions)  # noqa: E731
     system = _System(kernel)
     signals = SimpleNamespace(signal=lambda *_: None, SIGINT=signal.SIGINT, SIG_IGN=signal.SIG_IGN)
@@ -312,20 +326,22 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
         (carrier, {"zmq": zmq, "os": os, "time": time, "secrets": secrets, "versions": versions,
                    "encode": lambda key: key, "traceback": SimpleNamespace(print_exc=crashed),
                    "socket": SimpleNamespace(create_connection=fleet.create_connection),
-                   "parse_monitor_message": lambda frames: {"event": int.from_bytes(frames[0], "little")}}),
+                   "parse_monitor_message": lambda frames: {"event": int.from_bytes(frames[0], "little"), "value": 0}}),
         (agent, {"zmq": zmq, "os": os, "time": time, "versions": versions, "readable": readable, "sys": system,
-                 "threading": threading, "signal": signals, "_say": say, "machine": lambda: fleet.host(kernel.current)}),
+                 "threading": threading, "signal": signals, "say": say, "machine": lambda: fleet.host(kernel.current)}),
         (nodes, {"os": os, "time": time, "versions": versions, "readable": readable, "sys": system, "atexit": ends,
-                 "signal": signals, "subprocess": subprocess, "_say": say, "PIECE": fleet.pieces}),
+                 "signal": signals, "subprocess": subprocess, "say": say, "threading": threading, "PIECE": fleet.pieces}),
         (site, {"time": time, "secrets": secrets}),
         (site.Site, {"_connect": lambda own, within=300.0: fleet.connect(own, within)}),
         (site.JobPlace, {"from_environment": lambda address="": fleet.place(0)}),
+        (vectors, {"time": time}),
+        (door, {"say": say}),
         (wire, {"PIECE": fleet.pieces}),
-        (carrier.Carrier, {"start": start, "join": join}),
+        (carrier.Carrier, {"start": start, "join": join, "is_alive": lambda own: not threads[own].ended}),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
         # threading.Thread is the carrier's base: only what it starts by itself is replaced
-        stack.enter_context(mock.patch.object(carrier, "threading", SimpleNamespace(Thread=thread)))
+        stack.enter_context(mock.patch.object(carrier, "threading", threading))
         before = sys.modules["zmq"]  # patching the dictionary would forget what is imported meanwhile
         sys.modules["zmq"] = zmq
         stack.callback(lambda: sys.modules.update(zmq=before))

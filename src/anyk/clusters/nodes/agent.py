@@ -22,7 +22,8 @@ import zmq
 from anyk.base.arrays import Vector
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.contract import Key, Report
-from anyk.clusters.nodes.carrier import NOT_ADMITTED, Gone, Heard, NodeCarrier, ReadFinished
+from anyk.clusters.nodes.carrier import NOT_ADMITTED, RANK_TAKEN, Gone, Heard, NodeCarrier, ReadFinished, Refused
+from anyk.clusters.nodes.door import Said, say
 from anyk.clusters.nodes.holding import Holding
 from anyk.clusters.nodes.session import (
     PROGRAM_ENDED,
@@ -40,7 +41,7 @@ from anyk.clusters.nodes.session import (
     Told,
     WorkerEnded,
 )
-from anyk.clusters.nodes.site import Site, SiteEntry, difference, versions, wait_for
+from anyk.clusters.nodes.site import Site, SiteEntry, difference, other_size, versions, wait_for
 from anyk.clusters.nodes.slices import Holder
 from anyk.clusters.nodes.vectors import NodeStore, NodeVectors
 from anyk.clusters.nodes.wire import Offered, bytes_of
@@ -133,6 +134,7 @@ class Agent:
         self._parent = parent
         self._run: _Run | None = None
         self._reads = 0
+        self._said = Said()
         carrier.tell(Hello(carrier.address, machine(), os.getpid()))
 
     def serve(self) -> str:
@@ -152,6 +154,8 @@ class Agent:
                             self._obey(message)
                         case ReadFinished(number, complete):
                             self._on_read(number, complete)
+                        case Refused(sentence):
+                            self._said.say(sentence)
                         case Gone(_, reason):
                             return reason
                 self._look()
@@ -368,17 +372,19 @@ def serve(site: Site, port: int) -> str:
     while True:
         if apart := difference(f"node {rank}", versions(), driver.versions):
             return apart
+        if driver.size != site.place.size:
+            return other_size(rank, site.place.size, driver.size)
         public, secret = zmq.curve_keypair()
         life = os.urandom(8).hex()
-        site.publish(SiteEntry(rank, public.decode(), life, versions()))
+        site.publish(SiteEntry(rank, public.decode(), life, versions(), site.place.size))
         carrier = NodeCarrier(site.place.host, port, (public, secret), life, driver)
         threading.Thread(target=_look_out, args=(site, carrier, driver), daemon=True).start()
         reason = _live(carrier)
-        if reason in ("", NOT_ADMITTED):
+        if reason in ("", NOT_ADMITTED, RANK_TAKEN):
             return reason
         if carrier.was_heard:
             until = time.monotonic() + _RETURN
-            _say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
+            say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
         ended = driver.life if reason == PROGRAM_ENDED else ""
         following = wait_for(partial(site.driver, unlike=ended), max(0.0, until - time.monotonic()))
         if following is None or time.monotonic() > until:
@@ -403,10 +409,6 @@ def _live(carrier: NodeCarrier, *, parent: int = -1) -> str:
         return Agent(carrier, parent=parent).serve()
     finally:
         carrier.end()
-
-
-def _say(sentence: str) -> None:
-    print(f"anyk: {sentence}", file=sys.stderr, flush=True)
 
 
 class Child(msgspec.Struct):

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +24,7 @@ from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.arrivals import Announced, Arrivals, DriverReceiver
+from anyk.clusters.nodes.door import Said, say
 from anyk.clusters.nodes.driver_store import DriverStore
 from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.session import (
@@ -42,7 +44,7 @@ from anyk.clusters.nodes.session import (
     ToNode,
     WorkerEnded,
 )
-from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, versions
+from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, other_size, versions
 from anyk.clusters.nodes.sliced_store import SlicedStore
 from anyk.clusters.nodes.slices import cut, no_slices
 from anyk.clusters.nodes.wire import PIECE, Offered
@@ -66,7 +68,7 @@ _BUFFERS, _BOX = 4, 1 << 16  # reply buffers, and bytes of the mail box, of a wo
 _TURN = 0.25  # seconds between two looks while the driver waits for nodes
 _BEHIND = 64  # messages that a node may not have acknowledged while it is still told what to drop
 _FAREWELL = 5.0  # seconds that nodes may take to end
-_MOST_LINES = 20  # sentences about processes that were not admitted
+_LOOK = 2.0  # seconds between two looks whether the store still has the driver's entry
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from anyk.clusters.nodes import agent; agent.main()"
 
 
@@ -98,20 +100,27 @@ class Hub:
         self.open: Nodes | None = None
         self._place = place
         self._own: SiteEntry | None = None  # the node of this machine
-        self._refused: dict[str, None] = {}
+        self.said = Said()
         self._children = 0
         self._child: subprocess.Popen[bytes] | None = None
         self.carrier: DriverCarrier = DriverCarrier(place.host, port, self._find_node)
         self.site = site
         self.entry = SiteEntry(
-            rank=0, key=self.carrier.key, life=site.life, versions=versions(), host=place.host, port=self.carrier.port
+            rank=0,
+            key=self.carrier.key,
+            life=site.life,
+            versions=versions(),
+            size=place.size,
+            host=place.host,
+            port=self.carrier.port,
         )
         self.carrier.start()
         self._start_child()
         site.publish(self.entry)
+        threading.Thread(target=self._keep_entry, daemon=True).start()
         self._under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         if self._under_torchrun:  # nothing in the environment tells a static rendezvous from another for certain
-            _say(
+            say(
                 "torchrun starts the program of a node again, and leaves the other nodes alone, only with --node-rank, "
                 "--master-addr and --max-restarts, not with --rdzv-backend c10d"
             )
@@ -120,7 +129,12 @@ class Hub:
     def _find_node(self, key: str) -> SiteEntry | None:
         """Return the entry of a node's public key; called by the thread."""
         own = self._own
-        return own if own is not None and own.key == key else self.site.node(key)
+        if own is not None and own.key == key:
+            return own
+        entry = self.site.node(key)
+        if entry is not None and not (0 < entry.rank < self.size == entry.size):
+            raise BadInput(other_size(entry.rank, entry.size, self.size))
+        return entry
 
     def _start_child(self) -> None:
         """Start the agent of this machine, a program of its own, so that its end or stop is not the driver's."""
@@ -129,7 +143,7 @@ class Hub:
         from anyk.clusters.nodes.agent import Child
 
         public, secret = (key.decode() for key in zmq.curve_keypair())
-        self._own = SiteEntry(0, public, os.urandom(8).hex(), versions())
+        self._own = SiteEntry(0, public, os.urandom(8).hex(), versions(), self.size)
         child = Child(self._place.host, self.port and self.port + 2, [public, secret], self._own.life, self.entry)
         environment, path = python_settings()
         self._child = subprocess.Popen(
@@ -194,12 +208,22 @@ class Hub:
 
     def _refuse(self, sentence: str) -> None:
         """Say once that a process was not admitted; a node of this job with other versions ends the start of a run."""
-        if sentence in self._refused or len(self._refused) >= _MOST_LINES:
-            return
-        self._refused[sentence] = None
         if sentence.startswith("node ") and self.open is not None and self.open.starting:
             raise RunFailed(sentence)
-        _say(sentence)
+        self.said.say(sentence)
+
+    def _keep_entry(self) -> None:
+        """Have the store name this driver as long as it lives, whoever else writes there."""
+        while not self.carrier.ended:
+            time.sleep(_LOOK)
+            with contextlib.suppress(RuntimeError):  # the store does not answer
+                if not self.site.has(self.entry) and not self.carrier.ended:
+                    self.site.publish(self.entry)
+                    sentence = (
+                        "somebody has removed rank 0's entry from the store at MASTER_ADDR, or written another one (a "
+                        "stranger, or a second program with RANK=0); it was written again"
+                    )
+                    self.carrier.report(sentence)
 
     def _replace_child(self, status: int) -> None:
         assert self._child is not None
@@ -225,7 +249,7 @@ class Hub:
             self.open.close()
         missing = [rank for rank in range(self.size) if rank not in self.nodes]
         if missing and self._under_torchrun:
-            _say(f"the program has ended; torchrun may wait up to 300 s for nodes {missing}, which have died")
+            say(f"the program has ended; torchrun may wait up to 300 s for nodes {missing}, which have died")
         failed = hasattr(sys, "last_value")  # with an exception, after which torchrun starts the program again
         if not (failed and self._under_torchrun):
             for node in self.nodes.values():
@@ -242,10 +266,6 @@ class Hub:
             self._child.wait()
             self._child = None
         self.carrier.end()
-
-
-def _say(sentence: str) -> None:
-    print(f"anyk: {sentence}", file=sys.stderr, flush=True)
 
 
 _hub: Hub | None = None
@@ -271,7 +291,7 @@ def join_nodes(address: str = "", port: int = 0) -> Hub:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
             reason = agent.serve(site, port and port + 1)
             if reason:
-                _say(f"node {place.rank} ends: {reason}")
+                say(f"node {place.rank} ends: {reason}")
             raise SystemExit(1 if reason else 0)
         _hub = Hub(site, port)
     return _hub

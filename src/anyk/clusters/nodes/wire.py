@@ -81,10 +81,10 @@ class Offers:
         """Withdraw bytes."""
         self._have.pop(key, None)
 
-    def asked(self, who: bytes, frames: Frames) -> None:
-        """Answer a request; ignore what is none."""
+    def asked(self, who: bytes, frames: Frames) -> bool:
+        """Answer a request; return False for what is none."""
         if len(frames) != 2 or len(frames[1]) != _HEAD.size:
-            return
+            return False
         key, head = frames
         _, start, length = _HEAD.unpack(head)
         data = self._have.get(bytes(key), memoryview(b""))
@@ -93,6 +93,7 @@ class Offers:
         piece = data[start : start + length]
         self.sent += len(piece)
         self._send(who, [head, piece])
+        return True
 
 
 @dataclass
