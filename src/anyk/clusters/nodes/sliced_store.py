@@ -126,9 +126,6 @@ class SlicedStore(DriverStore):
         largest = max(norm([(first, 1.0)]), norm([(second, 1.0)]))
         return norm([(first, 1.0), (second, -1.0)]) <= tolerance**2 * largest
 
-    def project(self, task: int, chunk: int, key: int) -> float | None:
-        raise BadInput("with slices no process has whole messages to compare: leave out check=, or slices")
-
     def _drop(self, key: Place) -> None:
         super()._drop(key)
         self.gone.append(key)  # some worker may have read it
