@@ -35,6 +35,7 @@ from anyk.cli.output import (
     exit_interrupted,
     people,
 )
+from anyk.cli.supervising import supervises
 from anyk.protocol import Workers, slot_names
 from anyk.tables import reading
 
@@ -124,7 +125,7 @@ def join_cluster(spec: str) -> str:
         from anyk.clusters import join
 
         join()
-    elif spec.partition(":")[0] == "nodes":
+    elif spec.partition(":")[0] == "nodes" and not supervises():
         from anyk.base import parse_spec
         from anyk.clusters import join_nodes
 
