@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import numpy as np
 from anyk.clusters import Cluster, Simulated
 from anyk.delays import Constant, DelayModel
 from anyk.optimizers import GD
-from anyk.problems import ManyProblems, Problem, some_rows
+from anyk.problems import ManyProblems, Problem, Tell, some_rows
 from anyk.protocol import (
     Cancel,
     Chunk,
@@ -389,15 +390,19 @@ CHECKS = (
 )
 
 
-def check_cluster(make: MakeCluster, kill: Kill | None = None) -> None:
+def check_cluster(make: MakeCluster, kill: Kill | None = None, *, tell: Tell | None = None) -> None:
     """Put a kind of cluster through all checks; ``make(workers, delays)`` returns a new cluster.
 
-    ``kill(cluster, worker)`` kills a worker; without it, the loss of workers is not checked.
+    ``kill(cluster, worker)`` kills a worker; without it, the loss of workers is not checked. ``tell`` is called with a
+    line before each check, such as ``print``.
 
     >>> import anyk
     >>> check_cluster(lambda workers, delays: anyk.clusters.Simulated(workers, delays=delays))
     """
-    for check in CHECKS:
-        check(make)
+    checks: list[tuple[str, Callable[[], None]]] = [(check.__name__, partial(check, make)) for check in CHECKS]
     if kill is not None:
-        check_a_lost_worker(make, kill)
+        checks.append((check_a_lost_worker.__name__, partial(check_a_lost_worker, make, kill)))
+    for number, (name, check) in enumerate(checks, 1):
+        if tell is not None:
+            tell(f"{number} of {len(checks)}: {name.removeprefix('check_').replace('_', ' ')}")
+        check()

@@ -14,7 +14,7 @@ class Counts:
     """Numbers of chunks by how they ended.
 
     ``counted``: used in the step from the version that they were computed on; ``late_counted``: used in a later step
-    (staleness above 0); ``discarded``: arrived but not used, because it was late, superfluous or contradicted by another
+    (staleness above 0); ``discarded``: arrived but not used, as it was late, superfluous or contradicted by another
     message; ``cancelled``: cancelled before the message arrived; ``lost``: the worker died or sent no usable message.
     """
 
