@@ -188,7 +188,8 @@ def test_compensated_steps_are_those_of_plain_torch(name: str) -> None:
     ends = np.cumsum([int(np.prod(shape)) for shape in SHAPES])
     first = store.model("model", 0)
     pieces = [torch.tensor(piece, requires_grad=True) for piece in np.split(first.copy(), ends[:-1])]
-    plain, state = getattr(torch.optim, name)(pieces, **options), steps_by.start(first)
+    plain = getattr(torch.optim, name)(pieces, **options)
+    store.start_optimizer("model", 0, steps_by)
     for t, late in enumerate((True, False, True, False)):
         receive(store, t, late=late)
         stale = tuple(StaleMessage(message, 0, 0.04) for message in MESSAGES)
@@ -201,7 +202,7 @@ def test_compensated_steps_are_those_of_plain_torch(name: str) -> None:
         for piece, slope, end in zip(pieces, np.split(gradient, ends[:-1]), ends, strict=True):
             piece.grad = None if end in resting else torch.tensor(slope)
         plain.step()
-        following, _ = store.apply(plan, steps_by, state)
+        following, _ = store.apply(plan, steps_by)
         store.publish("model", t + 1, following)
         expected = np.concatenate([piece.detach().numpy() for piece in pieces])
         assert following == pytest.approx(expected, rel=1e-5, abs=1e-6)
