@@ -150,7 +150,7 @@ plugin_option = click.option(
     callback=_load_plugins,
     is_eager=True,
     expose_value=False,
-    help="Python file that registers codes, strategies, delay laws, clusters or data sets; may be repeated.",
+    help="Python file that registers codes, strategies, clusters or other things of 'anyk list'; may be repeated.",
 )
 
 
