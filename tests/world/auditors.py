@@ -22,17 +22,10 @@ from anyk.protocol import Cancel, Cut, Dispatch, Failed, Lost, Reply
 from anyk.runs import Driver
 from anyk.runs.engine.dispatches import ARRIVED, CUT, KEPT, OPEN
 
+from .broken import Broken
 from .kernel import Kernel, ReadEnd
 
 Place = tuple[int, int]
-
-
-class Broken(AssertionError):
-    """Something does not hold; ``auditor``: which of the auditors noticed."""
-
-    def __init__(self, auditor: str, what: str) -> None:
-        super().__init__(f"{auditor}: {what}")
-        self.auditor = auditor
 
 
 class Auditors:

@@ -28,6 +28,7 @@ from anyk.testing import Squares
 from strategy_schedules import built
 
 from . import auditors, system
+from .broken import Broken
 from .choices import Choices, Deviations
 from .fake_mpi import Program
 from .fleet import Fleet
@@ -47,7 +48,10 @@ FAMILIES = (
     "stop driver", "kill driver", "checkpoint", "question", "lose worker", "freeze worker", "half open", "clock jump",
     "interrupt", "drain",
 )  # fmt: skip
-OF_NODES = ("kill node", "stop node", "link down", "link slow", "link reset", "changed bytes")
+OF_NODES = (
+    "kill node", "stop node", "link down", "link slow", "link reset", "changed bytes", "stranger", "other version",
+    "second node",
+)  # fmt: skip
 ENDINGS = ("kill driver", "power loss", "interrupt")  # faults that end the driver
 NOT_MPI = ("kill helper", "stop helper", "no fork", "no memory", "half open", "lose worker", "drain")
 SYSTEM = ("kill helper", "stop helper", "no fork", "no memory", "half open")  # only of the processes cluster
@@ -265,7 +269,7 @@ class World:
                     menu += [(family, lambda i=i: self._drain(i)) for i in workers]
                 case "checkpoint":
                     menu.append((family, self._request_checkpoint))
-                case "kill node" | "stop node" | "link down" | "link slow" | "link reset" | "changed bytes":
+                case _ if family in OF_NODES:
                     menu += self._of_nodes(family)
                 case "no fork" | "no memory":
                     menu.append((family, lambda family=family: self._deny(family)))
@@ -288,6 +292,13 @@ class World:
                 return [(family, lambda i=i: machines.slow(i, _OUT[0])) for i in ranks]
             case "link reset":
                 return [(family, lambda i=i: machines.reset(i)) for i in ranks[1:]]
+            case "stranger":
+                kinds = ("entry", "replay", "join", "garbage")
+                return [(family, lambda kind=kind: machines.stranger(kind)) for kind in kinds]
+            case "other version":
+                return [(family, lambda i=i: machines.kill(i, other_version=True)) for i in ranks[1:]]
+            case "second node":
+                return [(family, lambda i=i: machines.second(i)) for i in ranks[1:]]
             case _:
                 return [(family, lambda c=c: self._deny(family, c)) for c in (1, 3)]
 
@@ -449,7 +460,7 @@ class World:
         assert self._driver is not None
         steps = self._driver.step
         if self.explained is None and steps < self.options.steps:
-            raise auditors.Broken("progress", f"{steps} of {self.options.steps} steps, and no reason")
+            raise Broken("progress", f"{steps} of {self.options.steps} steps, and no reason")
         return Outcome(steps, kernel.calls, self.explained, self.choices.deviations, self.happened, kernel.trace)
 
     def _prepare(self) -> None:
@@ -486,6 +497,8 @@ class World:
             steps=options.steps,
             on_event=self._on_event,
         )
+        if self.machines is not None:
+            self.machines.watch(nodes._hub.carrier)
         altered = "wrong numbers" in options.families
         self._auditors = auditors.Auditors(driver, kernel, self._history, altered=altered)
         self._reverse(cluster)
@@ -550,7 +563,7 @@ class World:
         if self.options.cluster == "mpi" and "lose worker" in causes:
             causes.add("kill worker")  # a rank that has died is not replaced
         if not any(self.happened[fault] for fault in causes):
-            raise auditors.Broken("progress", f"the run failed: {error}") from error
+            raise Broken("progress", f"the run failed: {error}") from error
         self.explained = str(error)
         if self._driver is not None:
             self._happens(self._driver.cluster, self._driver)
@@ -559,6 +572,8 @@ class World:
         self._busy = True  # auditors are not disturbed
         try:
             self._auditors.on_event(driver)
+            if self.machines is not None:
+                self.machines.check()
         finally:
             self._busy = False
         if self._ask:
@@ -608,9 +623,7 @@ class World:
                 with contextlib.suppress(LossUnknown):
                     value = question.result() / len(problem.centres)
                     if not np.isclose(value, problem.loss(question.model), rtol=1e-9):
-                        raise auditors.Broken(
-                            "losses", f"workers answer {value} instead of {problem.loss(question.model)}"
-                        )
+                        raise Broken("losses", f"workers answer {value} instead of {problem.loss(question.model)}")
                     self.happened["answered"] += 1
 
     def _happens(self, cluster: Cluster, driver: Driver) -> None:

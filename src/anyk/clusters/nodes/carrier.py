@@ -53,7 +53,8 @@ STARTED_AGAIN = "its program was started again"
 RANK_TAKEN = "another program with the same RANK is a node of this job"
 _EVENTS: dict[int, DoorEvent] = {
     zmq.EVENT_ACCEPTED: "accepted",
-    zmq.EVENT_HANDSHAKE_SUCCEEDED: "succeeded",
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: "over",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "over",  # of which the gate has told
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "silent",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "refused",
     zmq.EVENT_DISCONNECTED: "ended",
