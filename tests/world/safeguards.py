@@ -290,6 +290,7 @@ ON_NODES = (
         _ANY,
         ("stranger", "kill node"),
         cluster="nodes",
+        first=7,
     ),
     Safeguard(
         "comparing versions before anything else",

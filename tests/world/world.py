@@ -67,6 +67,7 @@ _STOPS = (0.003, 0.05, 1.0, 5.0)  # seconds that a stopped process stands still
 _JUMPS = (0.05, 5.0, 200.0)  # seconds by which the clock jumps, as after a machine has slept
 _RARER = 5  # how many times as rare as reversed replies it is that the driver waits for one reply more
 _AWAY = 2.0  # seconds that a drained worker stays away
+_LONGEST = {"processes": 40_000, "ray": 40_000, "mpi": 40_000, "nodes": 100_000, "folder": 200_000}  # calls of a run
 _OUT = (2.0, 8.0, 45.0)  # seconds that a machine is stopped, or its link down
 _PIECES = (1 << 20, 256, 24)  # bytes of a piece in which vectors are read
 _SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
@@ -200,7 +201,7 @@ class World:
             self.choices,
             preemption=options.preemption,
             capacity=options.capacity,
-            longest=40_000 if options.folder is None and options.cluster != "nodes" else 200_000,
+            longest=_LONGEST["folder" if options.folder is not None else options.cluster],
         )
         self.happened = Counter[str]()
         self._faults_left = _FAULTS
