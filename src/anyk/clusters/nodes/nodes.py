@@ -320,7 +320,8 @@ class Nodes(Networked[NodeHandle]):
     ``slices``: with ``"nodes"`` each node holds a slice of sums, models and the optimiser's state, which then do not
     pass through rank 0; the run ends if a node dies. ``address``: rank 0's address, by default that from which
     MASTER_ADDR is reached. ``port``: for control, and the two
-    after it for bytes (nodes: the one after it); by default any that are free.
+    after it for bytes (nodes: the one after it); by default any that are free. ``spoiled``: as for ``processes``, a
+    folder that all nodes see.
 
     Raises :class:`~anyk.BadInput` without a launcher, without ANYK_SECRET between machines, or if pyzmq or torch is
     missing.
@@ -339,9 +340,15 @@ class Nodes(Networked[NodeHandle]):
         slices: Literal["", "nodes"] = "",
         address: str = "",
         port: AtLeastZero = 0,
+        spoiled: str = "",
     ) -> None:
         options = ClusterOptions(
-            workers=workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication
+            workers=workers,
+            delays=delays,
+            seed=seed,
+            byzantine=byzantine,
+            communication=communication,
+            spoiled=spoiled,
         )
         super().__init__(options, NodeHandle)
         self.slices, self.address, self.port = slices, address, port
@@ -352,8 +359,14 @@ class Nodes(Networked[NodeHandle]):
 
     @property
     def spec(self) -> str:
-        values = {"slices": self.slices, "address": self.address, "port": self.port, "byzantine": self.byzantine}
-        return show_spec(self.name, values, {"slices": "", "address": "", "port": 0, "byzantine": ()})
+        values = {
+            "slices": self.slices,
+            "address": self.address,
+            "port": self.port,
+            "byzantine": self.byzantine,
+            "spoiled": self.spoiled,
+        }
+        return show_spec(self.name, values, {"slices": "", "address": "", "port": 0, "byzantine": (), "spoiled": ""})
 
     store: DriverStore
 
