@@ -116,7 +116,7 @@ def ddp(task: Task) -> dict[str, Any]:
     whole, wanted = data_of(task.ranks)
     with torch.no_grad():
         loss = float(nn.functional.mse_loss(module(whole), wanted))
-    found = {"times": times, "loss": loss, "alone": [], "reduce": []}
+    found: dict[str, Any] = {"times": times, "loss": loss, "alone": [], "reduce": []}
     flat = torch.ones(task.size)
     for _ in range(0 if task.delays != "none" else task.steps):
         dist.barrier()
@@ -151,8 +151,8 @@ class Clock(anyk.Callback):
 
 def ours(task: Task) -> dict[str, Any]:
     """A rank of anyk; all but the first leave where the cluster is made."""
-    options = {"slices": task.slices} if task.slices else {}
-    cluster = anyk.cluster(task.side, workers=task.ranks, delays=task.delays, seed=0, **options)
+    spec = f"{task.side}:slices={task.slices}" if task.slices else task.side
+    cluster = anyk.cluster(spec, workers=task.ranks, delays=task.delays, seed=0)
     X, y = data_of(task.ranks)
     problem = anyk.problems.TorchProblem(Means(task.size), nn.MSELoss(), (X, y))
     optimizer = anyk.optimizers.TorchOptimizer("AdamW", lr=RATE)

@@ -46,7 +46,7 @@ from anyk.clusters.nodes.session import (
 )
 from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, other_size, versions
 from anyk.clusters.nodes.sliced_store import SlicedStore
-from anyk.clusters.nodes.slices import cut
+from anyk.clusters.nodes.slices import cut, no_slices
 from anyk.clusters.nodes.wire import PIECE, Offered
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.processes import shared_modules
@@ -282,6 +282,8 @@ def join_nodes(address: str = "", port: int = 0) -> Hub:
         place = JobPlace.from_environment(address)
         with needing("pyzmq", "nodes", "cluster 'nodes'"):
             import zmq  # noqa: F401
+        with needing("blake3", "nodes", "cluster 'nodes'"):
+            import blake3  # noqa: F401
         from anyk.clusters.nodes import agent
 
         site = Site(place)
@@ -688,12 +690,8 @@ class Nodes(Networked[NodeHandle]):
 
 def _check_slices(layout: Layout, partitions: Partitions) -> None:
     """Raise :class:`~anyk.BadInput` for what slices cannot do."""
-    reason = ""
-    if layout.blocks > 1:
-        reason = "this code's replies are shorter than the model"
-    elif layout.voting:
-        reason = "replies are compared number by number, which needs them in one place"
-    elif any(partitions.support(j) is not None for j in range(len(partitions.sizes))):
+    reason = no_slices(layout)
+    if not reason and any(partitions.support(j) is not None for j in range(len(partitions.sizes))):
         reason = "this data is sparse, and its replies contain some coordinates only"
     if reason:
         raise _no_slices(reason)

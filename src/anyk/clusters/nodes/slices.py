@@ -16,6 +16,7 @@ from anyk.clusters.messages import add_weighted
 from anyk.clusters.nodes.wire import PIECE
 from anyk.clusters.steps import PartOfStep, Place, StepPlan, note_state, stepping_by
 from anyk.optimizers import Optimizer
+from anyk.protocol import Layout
 
 
 def cut(dimension: int, itemsize: int, holders: int) -> list[tuple[int, int]]:
@@ -30,6 +31,15 @@ def cut(dimension: int, itemsize: int, holders: int) -> list[tuple[int, int]]:
     units, rest = divmod(-(-dimension // unit), holders)
     ends = [min(dimension, unit * (units * rank + min(rank, rest))) for rank in range(holders + 1)]
     return list(pairwise(ends))
+
+
+def no_slices(layout: Layout) -> str:
+    """Return why a strategy's sums cannot lie in slices, "" if they can."""
+    if layout.blocks > 1:
+        return "this code's replies are shorter than the model"
+    if layout.voting:
+        return "replies are compared number by number, which needs them in one place"
+    return ""
 
 
 class _Settings(NamedTuple):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from blake3 import blake3
 
 from anyk.base.arrays import Array
 
@@ -61,6 +60,8 @@ def bytes_of(array: Array) -> memoryview:
 
 
 def _digest(piece: memoryview | bytes) -> bytes:
+    from blake3 import blake3  # which belongs to an extra
+
     return blake3(piece).digest(16)  # several times as fast as the digests of Python's library
 
 
