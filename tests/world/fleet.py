@@ -16,7 +16,7 @@ import msgspec
 import zmq as real_zmq
 
 from anyk.base.errors import BadInput
-from anyk.clusters.nodes import agent, carrier, door, nodes, site, vectors, wire
+from anyk.clusters.nodes import agent, carrier, door, nodes, site, slices, vectors, wire
 
 from . import fake_zmq
 from .broken import Broken
@@ -474,6 +474,7 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
         (vectors, {"time": time}),
         (door, {"say": say}),
         (wire, {"PIECE": fleet.pieces}),
+        (slices, {"PIECE": fleet.pieces}),
         (carrier.Carrier, {"start": start, "join": join, "is_alive": lambda own: not threads[own].ended}),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:

@@ -14,7 +14,7 @@ from unittest import mock
 
 from anyk.base import regular_files
 from anyk.clusters import store
-from anyk.clusters.nodes import agent, arrivals, carrier, nodes, session, site, wire
+from anyk.clusters.nodes import agent, arrivals, carrier, holders, nodes, session, site, wire
 from anyk.clusters.processes import memory, processes, shared_store
 from anyk.clusters.remote import networked, remote
 from anyk.runs import saving
@@ -47,7 +47,7 @@ class Safeguard(NamedTuple):
     """A safeguard: its ``edits`` remove it; ``strategies``: those of which one must be run for it to matter.
 
     ``most``: the most deviations of each stream; with many, a first failure may be a race that needs all their delays.
-    ``first``: the first seed to try, near one that fails.
+    ``first``: the first seed to try, near one that fails. ``slices``: whether nodes hold slices of the model.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Safeguard(NamedTuple):
     cluster: str = "processes"
     most: int = 80
     first: int = 0
+    slices: bool = False
 
     @contextlib.contextmanager
     def removed(self) -> Iterator[None]:
@@ -274,6 +275,33 @@ ON_NODES = (
         ("progress", "messages", "crash"),
         _ANY,
         cluster="nodes",
+    ),
+    Safeguard(
+        "keeping a message whose slices are in use",
+        (Edit(holders, holders.Holders, "entered", '"""Do nothing', 'message.free()\n    """Do nothing'),),
+        ("progress", "messages", "models", "crash"),
+        ("frc:load=2", "k-sync:k=3", "uncoded"),
+        cluster="nodes",
+        first=8,
+        slices=True,
+    ),
+    Safeguard(
+        "ending a run whose slice was lost with a node",
+        (
+            Edit(
+                nodes,
+                nodes.Nodes,
+                "_lose_node",
+                "self._holders is not None and node.rank in self._holders.slices and node.run == self.run",
+                "False",
+            ),
+        ),
+        ("progress", "messages", "models", "crash"),
+        ("frc:load=2", "k-sync:k=3", "uncoded"),
+        ("kill node",),
+        cluster="nodes",
+        first=8,
+        slices=True,
     ),
     Safeguard(
         "signing the entries of the store",

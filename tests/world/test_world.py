@@ -10,7 +10,7 @@ import pytest
 from world.folder import FolderWorld
 from world.safeguards import IN_FOLDERS, ON_NODES, SAFEGUARDS, Safeguard
 from world.search import ENDED, STATES, Failure, attempt, search, shrink
-from world.world import ENDINGS, FAMILIES, OF_NODES, SYSTEM, Options, World, in_folder, on_mpi, on_nodes
+from world.world import ENDINGS, FAMILIES, LONGEST, OF_NODES, SYSTEM, Options, World, in_folder, on_mpi, on_nodes
 
 pytestmark = pytest.mark.in_process
 
@@ -72,6 +72,7 @@ def focused(safeguard: Safeguard, seed: int) -> Options:
     families = {*options.families, *safeguard.families} - set(SYSTEM if safeguard.cluster == "ray" else ())
     rate = max(options.rate, 0.01) if safeguard.families else options.rate
     settings = {"cluster": safeguard.cluster, "strategy": strategy, "families": tuple(sorted(families))}
+    settings["slices"] = safeguard.slices
     return replace(options, rate=rate, most=min(options.most, safeguard.most), **settings)
 
 
@@ -103,7 +104,8 @@ def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("safeguard", ON_NODES, ids=lambda safeguard: safeguard.name)
-def test_the_removal_of_a_safeguard_of_nodes_is_noticed(safeguard: Safeguard) -> None:
+def test_the_removal_of_a_safeguard_of_nodes_is_noticed(safeguard: Safeguard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LONGEST, "nodes", 30_000)  # so that a run that never ends is found soon
     with safeguard.removed():
         failure = noticed(safeguard, 1000, focused)
     assert not isinstance(attempt(failure.seed, failure.options), Failure)

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 import anyk
+from anyk.base import keyed
 from anyk.clusters import Cluster, Mpi, Nodes, Ray
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes import nodes
@@ -59,6 +60,10 @@ TOLERANT = (  # strategies that make progress although one worker never answers,
     "frc:load=2", "cyclic:stragglers=1", "k-sync:k=3", "async", "k-async:k=2", "k-batch-async:k=3",
     "uncoded:wait=3,cancel=discard", "frc:load=2,cancel=discard", "anytime:deadline=0.02,parts=2", "fedbuff:tau=2,k=3",
 )  # fmt: skip
+SLICED = (  # strategies whose vectors may lie in slices
+    "uncoded", "frc:load=2", "k-sync:k=3", "async", "k-async:k=2", "uncoded:wait=3,cancel=discard",
+    "frc:load=2,cancel=discard", "uncoded:wait=3,snapshot=3", "frc:load=2,check=1", "uncoded:models=2",
+)  # fmt: skip
 _OURS = ("helper", "worker")
 _FAULTS = 6  # the most faults of a run
 _DURATIONS = (1.0, 0.05, 4.0, 20.0, 100.0)  # how many times as long as usual a gradient takes
@@ -67,8 +72,9 @@ _STOPS = (0.003, 0.05, 1.0, 5.0)  # seconds that a stopped process stands still
 _JUMPS = (0.05, 5.0, 200.0)  # seconds by which the clock jumps, as after a machine has slept
 _RARER = 5  # how many times as rare as reversed replies it is that the driver waits for one reply more
 _AWAY = 2.0  # seconds that a drained worker stays away
-_LONGEST = {"processes": 40_000, "ray": 40_000, "mpi": 40_000, "nodes": 100_000, "folder": 200_000}  # calls of a run
+LONGEST = {"processes": 40_000, "ray": 40_000, "mpi": 40_000, "nodes": 100_000, "folder": 200_000}  # calls of a run
 _OUT = (2.0, 8.0, 45.0)  # seconds that a machine is stopped, or its link down
+_SLICE = 24  # bytes of a slice, and so of a piece
 _PIECES = (1 << 20, 256, 24)  # bytes of a piece in which vectors are read
 _SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
 # the ways in which a run may fail, and the faults of which at least one must have occurred
@@ -83,6 +89,7 @@ _EXPLAINED = {
     "cannot be taken under": ("lose worker", "crash", "nan", "wrong numbers", "changed bytes"),
     "most replies": ("nan", "changed bytes"),
     "does not match the driver's digests": ("changed bytes",),
+    "with its slice of the model": ("kill node", "link down", "other version", "no memory"),
     "have not joined within": ("kill node", "clock jump"),
     "cannot be decided": ("wrong numbers",),  # which of two replicas was wrong
 }
@@ -116,6 +123,7 @@ class Options:
     reversal: float  # probability that two replies that have arrived together are taken in the other order
     buffers: int  # reply buffers of a worker
     folder: FolderOptions | None = None
+    slices: bool = False  # whether nodes hold slices of models
 
     @classmethod
     def draw(cls, seed: int) -> Options:
@@ -157,6 +165,8 @@ def on_nodes(seed: int) -> Options:
     families = draw.sample(OF_NODES, draw.choice((0, 1, 1, 2))) + others
     if "wrong numbers" in others:  # they are found if a second message of the same sum arrives
         families = [family for family in families if family != "changed bytes"]
+    if draw.random() < 0.3:
+        options = replace(options, strategy=draw.choice(SLICED), slices=True)
     return replace(options, cluster="nodes", families=tuple(sorted(families)))
 
 
@@ -201,7 +211,7 @@ class World:
             self.choices,
             preemption=options.preemption,
             capacity=options.capacity,
-            longest=_LONGEST["folder" if options.folder is not None else options.cluster],
+            longest=LONGEST["folder" if options.folder is not None else options.cluster],
         )
         self.happened = Counter[str]()
         self._faults_left = _FAULTS
@@ -209,7 +219,7 @@ class World:
         lasting, pieces = draw.random() < 0.5, draw.choice(_PIECES)
         self.machines: Fleet | None = None
         if options.cluster == "nodes":
-            self.machines = Fleet(kernel, lasting=lasting, pieces=pieces)
+            self.machines = Fleet(kernel, lasting=lasting, pieces=_SLICE if options.slices else pieces)
         self._menu = self._faults()
         self._saved: tuple[str, dict[str, Any], dict[int, Any]] | None = None
         self._history: dict[tuple[str, int], Any] = {}
@@ -435,6 +445,7 @@ class World:
             mock.patch.object(Messages, "partial_gradient", computed),
             mock.patch.object(processes, "_BUFFERS", self.options.buffers),
             mock.patch.object(nodes, "_BUFFERS", self.options.buffers),
+            mock.patch.object(keyed, "PART", _SLICE // 8 if self.options.slices else keyed.PART),
         ):
             if self.machines is not None:
                 self.machines.network.spoils = lambda: self._denies("changed bytes")
@@ -485,8 +496,9 @@ class World:
         self._history = {key: w for key, w in self._history.items() if key[1] <= saved.get(key[0], -1)}
         strategy = built(options.strategy, options.workers)
         make = {"processes": Processes, "ray": Ray, "mpi": Mpi, "nodes": Nodes}[options.cluster]
+        settings: dict[str, Any] = {"slices": "nodes"} if options.slices else {}
         try:
-            cluster: Cluster = make(options.workers, seed=self.seed)
+            cluster: Cluster = make(options.workers, seed=self.seed, **settings)
         except KeyboardInterrupt:  # nodes are joined here
             self.happened["interrupted at once"] += 1
             kernel.exit(130)
