@@ -229,11 +229,12 @@ class Hub:
         assert self._child is not None
         assert self._own is not None
         self._close_child()
-        self._lose(self._own.life.encode(), f"its agent has ended (status {status})")
+        life = self._own.life.encode()
         self._children += 1
         if self._children >= 20:
             raise RunFailed("the agent of rank 0's machine has ended 20 times; see its messages above")
         self._start_child()
+        self._lose(life, f"its agent has ended (status {status})")
 
     def _close_child(self) -> None:
         if self._child is not None and self._child.stdin is not None:
@@ -390,6 +391,7 @@ class Nodes(Networked[NodeHandle]):
         self._layout, self._lengths = layout, lengths
         self._used = range(min(self._hub.size, self.workers))  # ranks of nodes that have workers
         self._holders: Holders | None = None
+        self._lost = ""  # why slices are lost
         if not self.slices:
             self.arrivals = Arrivals(DriverReceiver(self.carrier, self._hub.next_read), self._enter)
             return DriverStore(messages, self.carrier)
@@ -527,10 +529,11 @@ class Nodes(Networked[NodeHandle]):
     def _lose_node(self, node: Node, what: str, reason: str) -> None:
         """Note that the workers of a node have ended; with slices, that ends the run."""
         if self._holders is not None and node.rank in self._holders.slices and node.run == self.run:
-            raise RunFailed(
+            self._lost = (
                 f"{what} with its slice of the model ({reason}); resume the run from its last checkpoint, which "
                 "--supervise does by itself"
             )
+            raise RunFailed(self._lost)
         for worker in range(node.rank, self.workers, self._hub.size):
             handle = self.handles[worker]
             if handle.incarnation >= 0 and handle.due is None and not handle.gone:
@@ -650,15 +653,20 @@ class Nodes(Networked[NodeHandle]):
 
     def address_of(self, rank: int) -> str:
         """Return the address at which a node offers bytes."""
-        return self._hub.nodes[rank].hello.address
+        return self._holder(rank).hello.address
 
     def tell_rank(self, rank: int, order: ToNode) -> None:
         """Tell a node something."""
-        self._hub.tell(self._hub.nodes[rank], order)
+        self._hub.tell(self._holder(rank), order)
+
+    def _holder(self, rank: int) -> Node:
+        if self._lost:
+            raise RunFailed(self._lost)
+        return self._hub.nodes[rank]
 
     def locate(self, rank: int, keys: Sequence[Key]) -> None:
         """Tell a node where it reads vectors, if it has not been told."""
-        self._locate(self._hub.nodes[rank], keys)
+        self._locate(self._holder(rank), keys)
 
     def drop_slice(self, rank: int, number: int) -> None:
         """Have a node drop its slice of a message with the next news that it gets."""
