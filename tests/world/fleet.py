@@ -7,6 +7,7 @@ import io
 import signal
 import subprocess as real_subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import msgspec
 import zmq as real_zmq
 
 from anyk.base.errors import BadInput
-from anyk.clusters.nodes import agent, carrier, door, nodes, site, slices, vectors, wire
+from anyk.clusters.nodes import agent, carrier, door, holders, nodes, site, slices, vectors, wire
 
 from . import fake_zmq
 from .broken import Broken
@@ -459,6 +460,11 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
     )
     ends = SimpleNamespace(register=lambda end: None, unregister=lambda end: None)
     say = fleet.said.append
+    finalizers: list[Any] = []
+
+    def finalize(*arguments: Any) -> None:
+        finalizers.append(weakref.finalize(*arguments))
+
     replaced: list[tuple[Any, dict[str, Any]]] = [
         (carrier, {"zmq": zmq, "os": os, "time": time, "secrets": secrets, "versions": versions,
                    "encode": lambda key: key, "traceback": SimpleNamespace(print_exc=crashed),
@@ -475,6 +481,7 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
         (door, {"say": say}),
         (wire, {"PIECE": fleet.pieces}),
         (slices, {"PIECE": fleet.pieces}),
+        (holders, {"weakref": SimpleNamespace(finalize=finalize)}),
         (carrier.Carrier, {"start": start, "join": join, "is_alive": lambda own: not threads[own].ended}),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -486,5 +493,9 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
         for module, names in replaced:
             for name, value in names.items():
                 stack.enter_context(mock.patch.object(module, name, value))
-        yield
-        nodes._hub = None
+        try:
+            yield
+        finally:
+            nodes._hub = None
+            for each in finalizers:  # of messages of drivers that were killed: they would keep all that these refer to
+                each.detach()

@@ -105,7 +105,7 @@ def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) 
 @pytest.mark.slow
 @pytest.mark.parametrize("safeguard", ON_NODES, ids=lambda safeguard: safeguard.name)
 def test_the_removal_of_a_safeguard_of_nodes_is_noticed(safeguard: Safeguard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LONGEST, "nodes", 30_000)  # so that a run that never ends is found soon
+    monkeypatch.setitem(LONGEST, "nodes", 60_000)  # so that a run that never ends is found soon
     with safeguard.removed():
         failure = noticed(safeguard, 1000, focused)
     assert not isinstance(attempt(failure.seed, failure.options), Failure)

@@ -90,6 +90,8 @@ _EXPLAINED = {
     "most replies": ("nan", "changed bytes"),
     "does not match the driver's digests": ("changed bytes",),
     "with its slice of the model": ("kill node", "link down", "other version", "no memory"),
+    "a node was lost with a vector": ("kill node", "link down", "other version", "no memory"),
+    "could not read a vector": ("changed bytes",),
     "have not joined within": ("kill node", "clock jump"),
     "cannot be decided": ("wrong numbers",),  # which of two replicas was wrong
 }

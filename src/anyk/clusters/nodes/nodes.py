@@ -680,20 +680,30 @@ class Nodes(Networked[NodeHandle]):
 
     def read_now(self, wanted: Sequence[tuple[memoryview, Offered, str]]) -> None:
         """Read what nodes offer, and wait for it; raise :class:`~anyk.RunFailed` if it cannot be read."""
-        numbers = []
+        sources: dict[int, str] = {}
         for memory, offered, address in wanted:
             number = self._hub.next_read()
             self._awaited[number] = None
             self.carrier.read(number, memory, offered, [address])
-            numbers.append(number)
+            sources[number] = address
         try:
-            self.wait_until(lambda: all(self._awaited[number] is not None for number in numbers))
-            if not all(self._awaited[number] for number in numbers):
+            self.wait_until(lambda: all(self._is_over(*read) for read in sources.items()))
+            if any(self._awaited[number] is None for number in sources):
+                raise RunFailed(
+                    "a node was lost with a vector that the driver needs; resume the run from its last checkpoint, "
+                    "which --supervise does by itself"
+                )
+            if not all(self._awaited[number] for number in sources):
                 raise RunFailed("the driver could not read a vector of the nodes intact")
         finally:
-            for number in numbers:
+            for number in sources:
                 if self._awaited.pop(number) is None:
                     self.carrier.stop(number)
+
+    def _is_over(self, number: int, address: str) -> bool:
+        """Return whether a read of an address has ended, or never will."""
+        there = [self.carrier.address, *(node.hello.address for node in self._hub.nodes.values())]
+        return self._awaited[number] is not None or address not in there
 
 
 def _check_slices(layout: Layout, partitions: Partitions) -> None:
