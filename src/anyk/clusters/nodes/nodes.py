@@ -324,7 +324,8 @@ class Nodes(Networked[NodeHandle]):
     ``slices``: with ``"nodes"`` each node holds a slice of sums, models and the optimiser's state, which then do not
     pass through rank 0; the run ends if a node dies. ``address``: rank 0's address, by default that from which
     MASTER_ADDR is reached. ``port``: for control, and the two
-    after it for bytes (nodes: the one after it); by default any that are free.
+    after it for bytes (nodes: the one after it); by default any that are free. ``spoiled``: as for ``processes``, a
+    folder that all nodes see.
 
     Raises :class:`~anyk.BadInput` without a launcher, without ANYK_SECRET between machines, or if pyzmq or torch is
     missing.
@@ -343,9 +344,15 @@ class Nodes(Networked[NodeHandle]):
         slices: Literal["", "nodes"] = "",
         address: str = "",
         port: AtLeastZero = 0,
+        spoiled: str = "",
     ) -> None:
         options = ClusterOptions(
-            workers=workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication
+            workers=workers,
+            delays=delays,
+            seed=seed,
+            byzantine=byzantine,
+            communication=communication,
+            spoiled=spoiled,
         )
         super().__init__(options, NodeHandle)
         self.slices, self.address, self.port = slices, address, port
@@ -356,8 +363,14 @@ class Nodes(Networked[NodeHandle]):
 
     @property
     def spec(self) -> str:
-        values = {"slices": self.slices, "address": self.address, "port": self.port, "byzantine": self.byzantine}
-        return show_spec(self.name, values, {"slices": "", "address": "", "port": 0, "byzantine": ()})
+        values = {
+            "slices": self.slices,
+            "address": self.address,
+            "port": self.port,
+            "byzantine": self.byzantine,
+            "spoiled": self.spoiled,
+        }
+        return show_spec(self.name, values, {"slices": "", "address": "", "port": 0, "byzantine": (), "spoiled": ""})
 
     store: DriverStore
 
@@ -669,20 +682,30 @@ class Nodes(Networked[NodeHandle]):
 
     def read_now(self, wanted: Sequence[tuple[memoryview, Offered, str]]) -> None:
         """Read what nodes offer, and wait for it; raise :class:`~anyk.RunFailed` if it cannot be read."""
-        numbers = []
+        sources: dict[int, str] = {}
         for memory, offered, address in wanted:
             number = self._hub.next_read()
             self._awaited[number] = None
             self.carrier.read(number, memory, offered, [address])
-            numbers.append(number)
+            sources[number] = address
         try:
-            self.wait_until(lambda: all(self._awaited[number] is not None for number in numbers))
-            if not all(self._awaited[number] for number in numbers):
+            self.wait_until(lambda: all(self._is_over(*read) for read in sources.items()))
+            if any(self._awaited[number] is None for number in sources):
+                raise RunFailed(
+                    "a node was lost with a vector that the driver needs; resume the run from its last checkpoint, "
+                    "which --supervise does by itself"
+                )
+            if not all(self._awaited[number] for number in sources):
                 raise RunFailed("the driver could not read a vector of the nodes intact")
         finally:
-            for number in numbers:
+            for number in sources:
                 if self._awaited.pop(number) is None:
                     self.carrier.stop(number)
+
+    def _is_over(self, number: int, address: str) -> bool:
+        """Return whether a read of an address has ended, or never will."""
+        there = [self.carrier.address, *(node.hello.address for node in self._hub.nodes.values())]
+        return self._awaited[number] is not None or address not in there
 
 
 def _check_slices(layout: Layout, partitions: Partitions) -> None:

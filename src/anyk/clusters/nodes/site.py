@@ -182,6 +182,8 @@ class Site:
                 listening = socket.create_server(
                     (place.host, place.store_port), family=socket.AF_INET6 if ":" in place.host else socket.AF_INET
                 ).detach()
+            else:
+                _await_port(place.store_host, place.store_port, within)
             return TCPStore(
                 place.host if hosts else place.store_host,
                 place.store_port,
@@ -236,6 +238,19 @@ class Site:
             return msgspec.json.decode(value, type=SiteEntry)
         except msgspec.MsgspecError:
             raise BadInput(f"'{name}' in the store at MASTER_ADDR is not anyk's entry of this version") from None
+
+
+def _await_port(host: str, port: int, within: float) -> None:
+    """Return when a port accepts connections; TCPStore by itself prints stacks while there is none."""
+    until = time.monotonic() + within
+    while True:
+        try:
+            socket.create_connection((host, port), within).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 def _node(key: str) -> str:
