@@ -20,12 +20,17 @@ from pathlib import Path
 PACKAGES = ("numpy", "scipy.sparse", "scipy.stats", "pandas", "sklearn.datasets", "click", "rich.console", "rich.table")
 
 
+def parent() -> subprocess.Popen[str]:
+    """The process that programs are forked from, just started."""
+    command, pipe = [sys.executable, "-W", "error", __file__], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+
+
 class Programs:
     """Runs programs, one after the other, as ``python -W error`` would."""
 
     def __init__(self) -> None:
-        command, pipe = [sys.executable, "-W", "error", __file__], subprocess.PIPE
-        self._parent = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        self._parent = parent()
 
     def script(self, path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
         """``python PATH`` in a folder."""
@@ -45,7 +50,7 @@ class Programs:
                 status = int(self._parent.stdout.readline())
             except BaseException:  # as a test that takes too long ends: its program must not answer the next one
                 self.close()
-                self.__init__()
+                self._parent = parent()
                 raise
             return subprocess.CompletedProcess(words, status, stdout.read_text("utf-8"), stderr.read_text("utf-8"))
 
