@@ -1,19 +1,21 @@
 """anyk on several machines (cluster ``nodes``) against DistributedDataParallel on gloo, in network namespaces; as root.
 
-    python benchmarks/nodes.py [ROWS] [--nodes 4 8] [--columns star slices] [--rounds 3] [--steps 8]
+    python benchmarks/nodes.py [ROWS] [--nodes 4 8] [--columns star slices] [--rounds 5] [--steps 6]
 
 Machines are namespaces of this one, each with an interface of its own, in each direction limited to 1 Gb/s or not at
 all; "loopback" is one machine, on which all ranks use 127.0.0.1. A rank is started on each as by ssh: with RANK,
 WORLD_SIZE, MASTER_ADDR and MASTER_PORT, one thread a process. Both sides train the same module, float32, by PyTorch's
 AdamW on the same rows, full batch, one partition a rank, and must end with the same loss, which is checked. Columns:
-``star``, where vectors meet at rank 0, and ``slices``, where sums, model and optimiser's state lie at the nodes. All
-columns and DDP run in turn, round after round, in one program; ratios are of the same round.
+``star``, where vectors meet at rank 0, and ``slices``, where sums, model and optimiser's state lie at the nodes.
+
+All columns and DDP are started once, and take their steps in turn, round after round, while the others wait. A step is
+the mean of a round's after the first two; ratios are of the same round, and medians of rounds are printed.
 
 Two cores carry all machines, so the gradient is cheap (a linear model of means of blocks: its cost is to write it), and
-a step is also measured without transfer: DDP's under ``no_sync``, from barrier to barrier, ours as the same run on the
-cluster ``processes``, where nothing crosses a network (its driver takes the whole AdamW step). The *communication
-part* is the step less that. A load of 2 computes twice, which is in both. Beside it: gloo's all-reduce of one flat
-vector of the same size, with nothing else to do.
+a step is also measured without transfer: DDP's as that of a plain module, by all ranks at once, ours as that of the
+same run on the cluster ``processes``, where nothing crosses a network (its driver takes the whole AdamW step). The
+*communication part* is the step less that. A load of 2 computes twice, which is in both. Beside it: gloo's all-reduce
+of one flat vector of the same size, with nothing else to do.
 
 Rows (all by default): ``steps`` a step of frc:load=2 at 1 Gb/s; ``delays`` with exponential delays of 0.5 s, which a
 rank of DDP sleeps before it computes (the same draws), on 8 nodes; ``uncoded``; ``loopback``.
@@ -30,8 +32,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from machines import Machines  # type: ignore[import-not-found]
 
 INPUTS, ROWS, BLOCKS = 50, 32, 10  # of the module: inputs, rows of data a rank, parameters
-RATE, WARM_UP = 0.02, 2
+RATE, WARM_UP = 2e-3, 2
 SPEED = "1gbit"
 COLUMNS = {"star": "", "slices": "nodes"}  # values of the cluster's option ``slices``
 NO_SLICES = "slices" not in signature(Nodes).parameters
@@ -57,15 +59,30 @@ NO_SLICES = "slices" not in signature(Nodes).parameters
 
 @dataclass(frozen=True)
 class Task:
-    """What the ranks of a job do; ``side``: ddp, nodes or processes."""
+    """What the ranks of a side do; ``cluster`` is empty for DDP. A round's first steps are not measured."""
 
-    side: str
     ranks: int
     size: int  # parameters
-    steps: int
+    rounds: int
+    steps: int  # of a round that are measured
+    cluster: str = ""
     spec: str = ""
     slices: str = ""
     delays: str = "none"
+
+
+class Turns:
+    """The first rank's talk with the program that measures; the other ranks say nothing."""
+
+    def __init__(self) -> None:
+        self.first = os.environ["RANK"] == "0"
+
+    def end(self, **found: Any) -> None:
+        """Tell what was found in a turn, and wait for the next."""
+        if self.first:
+            print(json.dumps(found), flush=True)
+            if not sys.stdin.readline():
+                sys.exit("the measuring program has ended")
 
 
 # ----------------------------------------------------------------------------------------------- what both train
@@ -92,141 +109,193 @@ def data_of(ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
 # ----------------------------------------------------------------------------------------------- DDP
 
 
-def ddp(task: Task) -> dict[str, Any]:
+def ddp(task: Task) -> None:
     """A rank of DDP."""
-    rank = int(os.environ["RANK"])
+    rank, turns = int(os.environ["RANK"]), Turns()
     dist.init_process_group("gloo")
     X, y = (part[rank * ROWS : (rank + 1) * ROWS] for part in data_of(task.ranks))
-    module = Means(task.size)
-    trained = DistributedDataParallel(module, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE)
-    holds = anyk.delays.parse(task.delays).draws(0, rank, 0, task.steps)
-
-    def step(hold: float = 0.0) -> None:
-        time.sleep(hold)
-        nn.functional.mse_loss(trained(X), y).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-
-    dist.barrier()
-    times = [time.monotonic()]
-    for hold in holds:
-        step(float(hold))
-        times.append(time.monotonic())
     whole, wanted = data_of(task.ranks)
-    with torch.no_grad():
-        loss = float(nn.functional.mse_loss(module(whole), wanted))
-    found = {"times": times, "loss": loss, "alone": [], "reduce": []}
-    flat = torch.ones(task.size)
-    for _ in range(0 if task.delays != "none" else task.steps):
-        dist.barrier()
-        began = time.monotonic()
-        with trained.no_sync():
-            step()
-        dist.barrier()
-        middle = time.monotonic()
-        dist.all_reduce(flat)
-        dist.barrier()
-        found["alone"].append(middle - began)
-        found["reduce"].append(time.monotonic() - middle)
+    module, twin, flat = Means(task.size), Means(task.size), torch.zeros(task.size)
+    trained = DistributedDataParallel(module, gradient_as_bucket_view=True)
+    optimizers = {
+        trained: torch.optim.AdamW(module.parameters(), lr=RATE),
+        twin: torch.optim.AdamW(twin.parameters(), lr=RATE),
+    }
+
+    def step(stepped: nn.Module, hold: float = 0.0) -> None:
+        time.sleep(hold)
+        nn.functional.mse_loss(stepped(X), y).backward()
+        optimizers[stepped].step()
+        optimizers[stepped].zero_grad(set_to_none=False)
+
+    step(trained)
+    turns.end()
+    per_round = WARM_UP + task.steps
+    holds = anyk.delays.parse(task.delays).draws(0, rank, 1, task.rounds * per_round).reshape(task.rounds, per_round)
+    for drawn in holds:
+        times: list[float] = []
+        alone, reduce = [], []
+        for hold in drawn:
+            step(trained, float(hold))
+            times.append(time.monotonic())
+        for _ in range(0 if drawn.any() else task.steps):
+            dist.barrier()
+            began = time.monotonic()
+            step(twin)
+            dist.barrier()
+            alone.append(time.monotonic() - began)
+        for _ in range(0 if drawn.any() else task.steps):
+            began = time.monotonic()
+            dist.all_reduce(flat)
+            dist.barrier()
+            reduce.append(time.monotonic() - began)
+        with torch.no_grad():
+            loss = float(nn.functional.mse_loss(module(whole), wanted))
+        turns.end(times=times, alone=alone, reduce=reduce, loss=loss)
     dist.destroy_process_group()
-    return found
 
 
 # ----------------------------------------------------------------------------------------------- anyk
 
 
-class Clock(anyk.Callback):
-    """Notes when steps were taken."""
+class Rounds(anyk.Callback):
+    """Ends a turn after the first step and after each round."""
 
-    def __init__(self) -> None:
-        self.times = [time.monotonic()]
-
-    def on_begin(self, info):
-        self.times = [time.monotonic()]
+    def __init__(self, task: Task, problem: anyk.problems.TorchProblem) -> None:
+        self.task, self.problem, self.turns = task, problem, Turns()
+        self.times: list[float] = []
 
     def on_step(self, info):
+        if info.step == 1:
+            self.turns.end()
+            return
         self.times.append(time.monotonic())
+        if len(self.times) == WARM_UP + self.task.steps:
+            self.turns.end(times=self.times, loss=self.problem.loss(info.model))
+            self.times = []
 
 
-def ours(task: Task) -> dict[str, Any]:
+def ours(task: Task) -> None:
     """A rank of anyk; all but the first leave where the cluster is made."""
     options = {"slices": task.slices} if task.slices else {}
-    cluster = anyk.cluster(task.side, workers=task.ranks, delays=task.delays, seed=0, **options)
+    cluster = anyk.cluster(task.cluster, workers=task.ranks, delays=task.delays, seed=0, **options)
     X, y = data_of(task.ranks)
     problem = anyk.problems.TorchProblem(Means(task.size), nn.MSELoss(), (X, y))
-    optimizer = anyk.optimizers.TorchOptimizer("AdamW", lr=RATE)
-    clock = Clock()
-    run = anyk.train(
-        problem, task.spec, cluster, optimizer=optimizer, steps=task.steps, evaluate=None, callbacks=[clock]
+    anyk.train(
+        problem,
+        task.spec,
+        cluster,
+        optimizer=anyk.optimizers.TorchOptimizer("AdamW", lr=RATE),
+        steps=1 + task.rounds * (WARM_UP + task.steps),
+        evaluate=None,
+        callbacks=[Rounds(task, problem)],
     )
-    return {"times": clock.times, "loss": problem.loss(run.model)}
 
 
-# ----------------------------------------------------------------------------------------------- jobs
+# ----------------------------------------------------------------------------------------------- measuring
 
 
-class Jobs:
-    """Starts jobs on machines of a number of ranks, while a ``with`` block lasts."""
+class Place:
+    """Machines for a number of ranks while a ``with`` block lasts; ``loopback``: one machine for all."""
 
     def __init__(self, ranks: int, *, rate: str | None = None, loopback: bool = False) -> None:
+        self.ranks, self.loopback = ranks, loopback
         self.machines = Machines(1 if loopback else ranks, rate=rate)
-        self.loopback = loopback
-        self._port = 29500
+        self.port = 29500
 
-    def __enter__(self) -> Jobs:
+    def __enter__(self) -> Place:
+        self.folder = tempfile.TemporaryDirectory()
         self.machines.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.machines.__exit__(*exception)
+        self.folder.cleanup()
 
-    def run(self, task: Task) -> dict[str, Any]:
-        """Return what the first rank of a job has found."""
-        self._port += 10
+    def start(self, rank: int, command: list[str], **options: Any) -> subprocess.Popen[str]:
+        """Start a rank, which meets the others at ``port``."""
         settings = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         settings |= {"ANYK_SECRET": "benchmark", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        settings |= {"GLOO_SOCKET_IFNAME": "lo" if self.loopback else "eth0"}
-        if task.side != "processes":
-            master = "127.0.0.1" if self.loopback else self.machines.address(0)
-            settings |= {"WORLD_SIZE": str(task.ranks), "MASTER_ADDR": master, "MASTER_PORT": str(self._port)}
+        settings |= {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.ranks),
+            "MASTER_ADDR": "127.0.0.1" if self.loopback else self.machines.address(0),
+            "MASTER_PORT": str(self.port),
+            "GLOO_SOCKET_IFNAME": "lo" if self.loopback else "eth0",
+        }
+        job: subprocess.Popen[str] = self.machines.start(
+            0 if self.loopback else rank, command, env=settings, text=True, **options
+        )
+        return job
+
+
+class Side:
+    """The ranks of DDP, or of anyk, which take turns with others."""
+
+    def __init__(self, place: Place, task: Task) -> None:
+        self.task = task
+        place.port += 10
         command = [sys.executable, __file__, "rank", json.dumps(asdict(task))]
-        with tempfile.TemporaryFile("w+") as said:
-            programs = []
-            for rank in reversed(range(1 if task.side == "processes" else task.ranks)):
-                programs.append(
-                    self.machines.start(
-                        0 if self.loopback else rank,
-                        command,
-                        env=settings | {"RANK": str(rank)},
-                        stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                        stderr=said,
-                        text=True,
-                    )
+        self._errors = Path(place.folder.name, str(place.port))
+        with self._errors.open("w") as errors:
+            self._jobs = [
+                place.start(
+                    rank,
+                    command,
+                    stdin=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                    stderr=errors,
                 )
-            printed, _ = programs[-1].communicate()
-            if programs[-1].returncode == 0:
-                for program in programs:
-                    program.wait(60)
-                return dict(json.loads(printed.splitlines()[-1]))
-            said.seek(0)
-            sys.exit(f"{task} failed:\n{said.read()[-4000:]}")
+                for rank in range(1 if task.cluster == "processes" else task.ranks)
+            ]
+        self._listen()
+
+    def _listen(self) -> dict[str, Any]:
+        pipe = self._jobs[0].stdout
+        assert pipe is not None
+        line = pipe.readline()
+        if not line:
+            sys.exit(f"{self.task} failed:\n{self._errors.read_text()[-4000:]}")
+        return dict(json.loads(line))
+
+    def _next(self) -> None:
+        pipe = self._jobs[0].stdin
+        assert pipe is not None
+        pipe.write("go\n")
+        pipe.flush()
+
+    def turn(self) -> dict[str, Any]:
+        """Have the ranks take the steps of a round; return what the first one found."""
+        self._next()
+        found = self._listen()
+        times = found["times"]
+        found["window"] = times[-1] - times[WARM_UP - 1]
+        found["step"] = found["window"] / self.task.steps
+        time.sleep(1 + 2 * found["step"])  # until models and messages that are under way have arrived
+        return found
+
+    def end(self) -> None:
+        """Let the ranks end."""
+        self._next()
+        for job in self._jobs:
+            job.wait(60)
 
 
-def step_times(found: dict[str, Any]) -> list[float]:
-    """Seconds of each step of a job after the first ones."""
-    times = found["times"]
-    return [after - before for before, after in zip(times[WARM_UP:-1], times[WARM_UP + 1 :], strict=True)]
+def rounds_of(place: Place, tasks: dict[str, Task]) -> Iterator[dict[str, dict[str, Any]]]:
+    """Have several sides take rounds of steps in turn; yields what each found, round after round."""
+    sides = {name: Side(place, task) for name, task in tasks.items()}
+    for _ in range(next(iter(tasks.values())).rounds):
+        found = {name: side.turn() for name, side in sides.items()}
+        check_losses(found)
+        yield found
+    for side in sides.values():
+        side.end()
 
 
-def step_of(found: dict[str, Any]) -> float:
-    return statistics.median(step_times(found))
-
-
-def check_losses(found: Iterable[dict[str, Any]]) -> None:
-    losses = [one["loss"] for one in found]
-    if max(losses) - min(losses) > 1e-3 * max(losses):
-        sys.exit(f"the jobs did not take the same steps: they end with losses of {losses}")
+def check_losses(found: dict[str, dict[str, Any]]) -> None:
+    losses = {name: one["loss"] for name, one in found.items()}
+    if max(losses.values()) - min(losses.values()) > 1e-3 * max(losses.values()):
+        sys.exit(f"the sides did not take the same steps: their losses are {losses}")
 
 
 # ----------------------------------------------------------------------------------------------- rows
@@ -256,55 +325,51 @@ def columns_of(asked: argparse.Namespace) -> list[str]:
     return [column for column in asked.columns if column not in missing]
 
 
-def compare(asked: argparse.Namespace, jobs: Jobs, name: str, *, ranks: int, size: int, spec: str, goal: float) -> None:
+def compare(asked: argparse.Namespace, place: Place, name: str, *, size: int, spec: str, goal: float) -> None:
     """Measure a step without stragglers."""
-    heading(f"{name}: {spec}, {size * 4e-6:g} MB, {ranks} nodes")
+    heading(f"{name}: {spec}, {size * 4e-6:g} MB, {place.ranks} nodes")
     columns = columns_of(asked)
-    ddp_step, ddp_part, reduce, alone = [], [], [], []
-    steps: dict[str, list[float]] = {column: [] for column in columns}
-    for _ in range(asked.rounds):
-        theirs = jobs.run(Task("ddp", ranks, size, asked.steps + WARM_UP))
-        ddp_step.append(step_of(theirs))
-        ddp_part.append(ddp_step[-1] - statistics.median(theirs["alone"]))
-        reduce.append(statistics.median(theirs["reduce"]))
-        bare = jobs.run(Task("processes", ranks, size, asked.steps + WARM_UP, spec))
-        alone.append(step_of(bare))
-        found = {
-            column: jobs.run(Task("nodes", ranks, size, asked.steps + WARM_UP, spec, COLUMNS[column]))
-            for column in columns
-        }
-        check_losses([theirs, bare, *found.values()])
-        for column in columns:
-            steps[column].append(step_of(found[column]))
-    report("gloo's all-reduce alone", reduce, "s")
-    report("DDP, a step", ddp_step, "s")
-    report("DDP, communication part", ddp_part, "s")
-    report("ours on processes, a step", alone, "s")
+    plain = Task(place.ranks, size, asked.rounds, asked.steps)
+    tasks = {"DDP": plain, "processes": replace(plain, cluster="processes", spec=spec)}
     for column in columns:
-        parts = [step - bare for step, bare in zip(steps[column], alone, strict=True)]
+        tasks[column] = replace(plain, cluster="nodes", spec=spec, slices=COLUMNS[column])
+    steps: dict[str, list[float]] = {name: [] for name in tasks}
+    parts: dict[str, list[float]] = {name: [] for name in tasks}
+    reduce = []
+    for found in rounds_of(place, tasks):
+        reduce.append(statistics.mean(found["DDP"]["reduce"]))
+        for name, one in found.items():
+            alone = statistics.mean(one["alone"]) if name == "DDP" else found["processes"]["step"]
+            steps[name].append(one["step"])
+            parts[name].append(one["step"] - alone)
+    report("gloo's all-reduce alone", reduce, "s")
+    report("DDP, a step", steps["DDP"], "s")
+    report("DDP, communication part", parts["DDP"], "s")
+    report("ours on processes, a step", steps["processes"], "s")
+    for column in columns:
         report(f"{column}, a step", steps[column], "s")
-        report(f"{column}, communication part", parts, "s")
-        report(f"{column} / DDP, whole step", over(steps[column], ddp_step), "")
-        report(f"{column} / DDP, communication part", over(parts, ddp_part), "", goal if column == "slices" else None)
-        report(f"{column}, communication part / all-reduce", over(parts, reduce), "")
+        report(f"{column}, communication part", parts[column], "s")
+        report(f"{column} / DDP, whole step", over(steps[column], steps["DDP"]), "")
+        ratios = over(parts[column], parts["DDP"])
+        report(f"{column} / DDP, communication part", ratios, "", goal if column == "slices" else None)
+        report(f"{column}, communication part / all-reduce", over(parts[column], reduce), "")
 
 
-def delayed(asked: argparse.Namespace, jobs: Jobs, *, size: int, goal: float, ranks: int = 8) -> None:
+def delayed(asked: argparse.Namespace, place: Place, *, size: int, goal: float) -> None:
     """Measure steps under delays: as many to the same loss on both sides."""
     delays, spec = "exp:mean=0.5", "frc:load=2"
-    heading(f"delays: {spec}, {size * 4e-6:g} MB, {ranks} nodes, {delays}")
+    heading(f"delays: {spec}, {size * 4e-6:g} MB, {place.ranks} nodes, {delays}")
     columns = columns_of(asked)
-    seconds: dict[str, list[float]] = {column: [] for column in ("DDP", *columns)}
-    for _ in range(asked.rounds):
-        steps = asked.delayed_steps + WARM_UP
-        found = {"DDP": jobs.run(Task("ddp", ranks, size, steps, delays=delays))}
-        for column in columns:
-            found[column] = jobs.run(Task("nodes", ranks, size, steps, spec, COLUMNS[column], delays))
-        check_losses(found.values())
-        for column, one in found.items():
-            seconds[column].append(sum(step_times(one)))
-    for column, times in seconds.items():
-        report(f"{column}, {asked.delayed_steps} steps", times, "s")
+    plain = Task(place.ranks, size, asked.rounds, asked.delayed_steps, delays=delays)
+    tasks = {"DDP": plain}
+    for column in columns:
+        tasks[column] = replace(plain, cluster="nodes", spec=spec, slices=COLUMNS[column])
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for found in rounds_of(place, tasks):
+        for name, one in found.items():
+            seconds[name].append(one["window"])
+    for name, windows in seconds.items():
+        report(f"{name}, {asked.delayed_steps} steps", windows, "s")
     for column in columns:
         ratios = over(seconds[column], seconds["DDP"])
         report(f"{column} / DDP, time to the same loss", ratios, "", goal if column == "slices" else None)
@@ -312,27 +377,27 @@ def delayed(asked: argparse.Namespace, jobs: Jobs, *, size: int, goal: float, ra
 
 def row_steps(asked: argparse.Namespace) -> None:
     for ranks in asked.nodes:
-        with Jobs(ranks, rate=SPEED) as jobs:
-            compare(asked, jobs, "1 Gb/s", ranks=ranks, size=10_000_000, spec="frc:load=2", goal=0.9)
+        with Place(ranks, rate=SPEED) as place:
+            compare(asked, place, "1 Gb/s", size=10_000_000, spec="frc:load=2", goal=0.9)
 
 
 def row_delays(asked: argparse.Namespace) -> None:
-    with Jobs(8, rate=SPEED) as jobs:
-        delayed(asked, jobs, size=10_000_000, goal=0.58)
-        delayed(asked, jobs, size=2_500_000, goal=0.48)
+    with Place(8, rate=SPEED) as place:
+        delayed(asked, place, size=10_000_000, goal=0.58)
+        delayed(asked, place, size=2_500_000, goal=0.48)
 
 
 def row_uncoded(asked: argparse.Namespace) -> None:
     for ranks in asked.nodes:
-        with Jobs(ranks, rate=SPEED) as jobs:
-            compare(asked, jobs, "1 Gb/s", ranks=ranks, size=10_000_000, spec="uncoded", goal=1.25)
+        with Place(ranks, rate=SPEED) as place:
+            compare(asked, place, "1 Gb/s", size=10_000_000, spec="uncoded", goal=1.25)
 
 
 def row_loopback(asked: argparse.Namespace) -> None:
     for ranks in asked.nodes:
-        with Jobs(ranks, loopback=True) as jobs:
-            compare(asked, jobs, "loopback", ranks=ranks, size=10_000_000, spec="frc:load=2", goal=1.6)
-            compare(asked, jobs, "loopback", ranks=ranks, size=10_000_000, spec="uncoded", goal=2.0)
+        with Place(ranks, loopback=True) as place:
+            compare(asked, place, "loopback", size=10_000_000, spec="frc:load=2", goal=1.6)
+            compare(asked, place, "loopback", size=10_000_000, spec="uncoded", goal=2.0)
 
 
 MEASURED = {"steps": row_steps, "delays": row_delays, "uncoded": row_uncoded, "loopback": row_loopback}
@@ -343,13 +408,14 @@ def main() -> None:
     options.add_argument("rows", nargs="*", metavar="ROWS", help=f"of {', '.join(MEASURED)}; all by default")
     options.add_argument("--nodes", nargs="+", type=int, default=[4, 8])
     options.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--steps", type=int, default=8, help="steps of each job")
-    options.add_argument("--delayed-steps", type=int, default=30, help="steps of each job with delays")
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--steps", type=int, default=6, help="steps of a round")
+    options.add_argument("--delayed-steps", type=int, default=20, help="steps of a round with delays")
     asked = options.parse_args()
     if unknown := [row for row in asked.rows if row not in MEASURED]:
         options.error(f"no rows {unknown}; there are {', '.join(MEASURED)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves the blocks that end machines, as Ctrl-C does
+    for number in (signal.SIGTERM, signal.SIGINT):  # also where the latter is ignored, as in the background of a script
+        signal.signal(number, lambda *_: sys.exit(1))  # leaves the blocks that end machines
     for row in asked.rows or MEASURED:
         MEASURED[row](asked)
 
@@ -358,8 +424,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1:2] == ["rank"]:
         task = Task(**json.loads(sys.argv[2]))
-        result = json.dumps(ddp(task) if task.side == "ddp" else ours(task))
-        if os.environ["RANK"] == "0":
-            print(result, flush=True)
+        (ours if task.cluster else ddp)(task)
     else:
         main()
