@@ -34,7 +34,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import anyk
-from anyk.clusters import Nodes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -54,7 +52,6 @@ INPUTS, ROWS, BLOCKS = 50, 32, 10  # of the module: inputs, rows of data a rank,
 RATE, WARM_UP = 2e-3, 2
 SPEED = "1gbit"
 COLUMNS = {"star": "", "slices": "nodes"}  # values of the cluster's option ``slices``
-NO_SLICES = "slices" not in signature(Nodes).parameters
 
 
 @dataclass(frozen=True)
@@ -177,8 +174,8 @@ class Rounds(anyk.Callback):
 
 def ours(task: Task) -> None:
     """A rank of anyk; all but the first leave where the cluster is made."""
-    options = {"slices": task.slices} if task.slices else {}
-    cluster = anyk.cluster(task.cluster, workers=task.ranks, delays=task.delays, seed=0, **options)
+    spec = f"{task.cluster}:slices={task.slices}" if task.slices else task.cluster
+    cluster = anyk.cluster(spec, workers=task.ranks, delays=task.delays, seed=0)
     X, y = data_of(task.ranks)
     problem = anyk.problems.TorchProblem(Means(task.size), nn.MSELoss(), (X, y))
     anyk.train(
@@ -317,21 +314,12 @@ def over(ours: list[float], theirs: list[float]) -> list[float]:
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
-def columns_of(asked: argparse.Namespace) -> list[str]:
-    """The columns to measure, after a line for each that is not available."""
-    missing = [column for column in asked.columns if COLUMNS[column] and NO_SLICES]
-    for column in missing:
-        print(f"  {column}: not available")
-    return [column for column in asked.columns if column not in missing]
-
-
 def compare(asked: argparse.Namespace, place: Place, name: str, *, size: int, spec: str, goal: float) -> None:
     """Measure a step without stragglers."""
     heading(f"{name}: {spec}, {size * 4e-6:g} MB, {place.ranks} nodes")
-    columns = columns_of(asked)
     plain = Task(place.ranks, size, asked.rounds, asked.steps)
     tasks = {"DDP": plain, "processes": replace(plain, cluster="processes", spec=spec)}
-    for column in columns:
+    for column in asked.columns:
         tasks[column] = replace(plain, cluster="nodes", spec=spec, slices=COLUMNS[column])
     steps: dict[str, list[float]] = {name: [] for name in tasks}
     parts: dict[str, list[float]] = {name: [] for name in tasks}
@@ -346,7 +334,7 @@ def compare(asked: argparse.Namespace, place: Place, name: str, *, size: int, sp
     report("DDP, a step", steps["DDP"], "s")
     report("DDP, communication part", parts["DDP"], "s")
     report("ours on processes, a step", steps["processes"], "s")
-    for column in columns:
+    for column in asked.columns:
         report(f"{column}, a step", steps[column], "s")
         report(f"{column}, communication part", parts[column], "s")
         report(f"{column} / DDP, whole step", over(steps[column], steps["DDP"]), "")
@@ -359,10 +347,9 @@ def delayed(asked: argparse.Namespace, place: Place, *, size: int, goal: float) 
     """Measure steps under delays: as many to the same loss on both sides."""
     delays, spec = "exp:mean=0.5", "frc:load=2"
     heading(f"delays: {spec}, {size * 4e-6:g} MB, {place.ranks} nodes, {delays}")
-    columns = columns_of(asked)
     plain = Task(place.ranks, size, asked.rounds, asked.delayed_steps, delays=delays)
     tasks = {"DDP": plain}
-    for column in columns:
+    for column in asked.columns:
         tasks[column] = replace(plain, cluster="nodes", spec=spec, slices=COLUMNS[column])
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for found in rounds_of(place, tasks):
@@ -370,7 +357,7 @@ def delayed(asked: argparse.Namespace, place: Place, *, size: int, goal: float) 
             seconds[name].append(one["window"])
     for name, windows in seconds.items():
         report(f"{name}, {asked.delayed_steps} steps", windows, "s")
-    for column in columns:
+    for column in asked.columns:
         ratios = over(seconds[column], seconds["DDP"])
         report(f"{column} / DDP, time to the same loss", ratios, "", goal if column == "slices" else None)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from anyk.callbacks import Callback, Checkpoint, EarlyStopping, StopRun
     from anyk.clusters import cluster
     from anyk.codes import code
-    from anyk.fleet import check, explain, plan, resume_auto, train_auto
+    from anyk.fleet import check, explain, plan, resume_auto, scale, train_auto
     from anyk.runs import Evaluate, Race, Run, race, replay, resume, resume_race, rounds, train, train_many, verify
     from anyk.strategies import strategy
     from anyk.views import report
@@ -43,7 +43,7 @@ _NAMES = {
     "clusters": "cluster",
     "codes": "code",
     "base.errors": "BadInput NotDecodable RunFailed",
-    "fleet": "check explain plan resume_auto train_auto",
+    "fleet": "check explain plan resume_auto scale train_auto",
     "runs": "Evaluate Race Run race replay resume resume_race rounds train train_many verify",
     "strategies": "strategy",
     "views": "report",
@@ -97,6 +97,7 @@ __all__ = [
     "resume_race",
     "rounds",
     "runs",
+    "scale",
     "strategies",
     "strategy",
     "testing",

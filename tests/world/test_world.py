@@ -10,7 +10,7 @@ import pytest
 from world.folder import FolderWorld
 from world.safeguards import IN_FOLDERS, SAFEGUARDS, Safeguard
 from world.search import ENDED, STATES, Failure, attempt, search, shrink
-from world.world import ENDINGS, FAMILIES, SYSTEM, Options, World, in_folder, on_mpi
+from world.world import ENDINGS, FAMILIES, OF_NODES, SYSTEM, Options, World, in_folder, on_mpi, on_nodes
 
 pytestmark = pytest.mark.in_process
 
@@ -31,6 +31,13 @@ def test_nothing_breaks_on_mpi() -> None:
     assert {name for name in expected if not happened[name]} == set()
 
 
+def test_nothing_breaks_on_nodes() -> None:
+    """Also when agents are killed or stopped, links are down or slow, or bytes are changed on their way."""
+    failure, happened = search(range(40), on_nodes)
+    assert failure is None, str(shrink(failure))
+    assert {name for name in OF_NODES if not happened[name]} == set()
+
+
 def test_nothing_breaks_in_folders() -> None:
     """Also when drivers die, again and again, or power is lost: the folder is whole, and its replay has the same bits."""
     failure, happened = search(range(80), in_folder)
@@ -46,6 +53,11 @@ def test_a_seed_determines_every_call() -> None:
         assert first.run().trace == second.run().trace
         only = World(seed, only=first.choices.deviations)
         assert only.run().trace == first.kernel.trace
+    for seed in (1, 2, 3):
+        options = on_nodes(seed)
+        runs = [World(seed, options=options) for _ in range(2)]
+        assert runs[0].run().trace == runs[1].run().trace
+        assert World(seed, options=options, only=runs[0].choices.deviations).run().trace == runs[0].kernel.trace
     for seed in (3, 4, 12):
         options = in_folder(seed)
         one, second = (FolderWorld(seed, options=options).run() for _ in range(2))

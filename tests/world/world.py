@@ -16,8 +16,9 @@ from unittest import mock
 import numpy as np
 
 import anyk
-from anyk.clusters import Cluster, Mpi, Ray
+from anyk.clusters import Cluster, Mpi, Nodes, Ray
 from anyk.clusters.messages import Messages
+from anyk.clusters.nodes import nodes
 from anyk.clusters.processes import Processes, processes
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.losses import LossUnknown, Question
@@ -29,6 +30,7 @@ from strategy_schedules import built
 from . import auditors, system
 from .choices import Choices, Deviations
 from .fake_mpi import Program
+from .fleet import Fleet
 from .kernel import Deadlock, Endless, Kernel, SocketEnd
 
 STRATEGIES = (
@@ -45,6 +47,7 @@ FAMILIES = (
     "stop driver", "kill driver", "checkpoint", "question", "lose worker", "freeze worker", "half open", "clock jump",
     "interrupt", "drain",
 )  # fmt: skip
+OF_NODES = ("kill node", "stop node", "link down", "link slow", "link reset", "changed bytes")
 ENDINGS = ("kill driver", "power loss", "interrupt")  # faults that end the driver
 NOT_MPI = ("kill helper", "stop helper", "no fork", "no memory", "half open", "lose worker", "drain")
 SYSTEM = ("kill helper", "stop helper", "no fork", "no memory", "half open")  # only of the processes cluster
@@ -60,6 +63,8 @@ _STOPS = (0.003, 0.05, 1.0, 5.0)  # seconds that a stopped process stands still
 _JUMPS = (0.05, 5.0, 200.0)  # seconds by which the clock jumps, as after a machine has slept
 _RARER = 5  # how many times as rare as reversed replies it is that the driver waits for one reply more
 _AWAY = 2.0  # seconds that a drained worker stays away
+_OUT = (2.0, 8.0, 45.0)  # seconds that a machine is stopped, or its link down
+_PIECES = (1 << 20, 256, 24)  # bytes of a piece in which vectors are read
 _SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
 # the ways in which a run may fail, and the faults of which at least one must have occurred
 _EXPLAINED = {
@@ -70,8 +75,10 @@ _EXPLAINED = {
     "did not load their partitions": ("clock jump", "stop helper", "stop worker", "freeze worker"),
     "did not start": ("lose worker", "crash"),  # given up before it was ready
     # workers are given up, or were asked again twice in vain
-    "cannot be taken under": ("lose worker", "crash", "nan", "wrong numbers"),
-    "most replies": ("nan",),
+    "cannot be taken under": ("lose worker", "crash", "nan", "wrong numbers", "changed bytes"),
+    "most replies": ("nan", "changed bytes"),
+    "does not match the driver's digests": ("changed bytes",),
+    "have not joined within": ("kill node", "clock jump"),
     "cannot be decided": ("wrong numbers",),  # which of two replicas was wrong
 }
 
@@ -137,6 +144,17 @@ def on_mpi(seed: int) -> Options:
     return replace(options, cluster="mpi", families=families)
 
 
+def on_nodes(seed: int) -> Options:
+    """Return the circumstances of a seed, on three machines, with what may happen to these."""
+    options = Options.draw(seed)
+    draw = random.Random(f"{seed} nodes")
+    others = draw.sample(options.families, min(len(options.families), draw.choice((0, 1, 2))))
+    families = draw.sample(OF_NODES, draw.choice((0, 1, 1, 2))) + others
+    if "wrong numbers" in others:  # they are found if a second message of the same sum arrives
+        families = [family for family in families if family != "changed bytes"]
+    return replace(options, cluster="nodes", families=tuple(sorted(families)))
+
+
 def in_folder(seed: int) -> Options:
     """Return the circumstances of a seed, with a folder, and faults that end the driver."""
     draw = random.Random(f"{seed} folder")
@@ -178,10 +196,15 @@ class World:
             self.choices,
             preemption=options.preemption,
             capacity=options.capacity,
-            longest=40_000 if options.folder is None else 200_000,
+            longest=40_000 if options.folder is None and options.cluster != "nodes" else 200_000,
         )
         self.happened = Counter[str]()
         self._faults_left = _FAULTS
+        draw = random.Random(f"{seed} fleet")
+        lasting, pieces = draw.random() < 0.5, draw.choice(_PIECES)
+        self.machines: Fleet | None = None
+        if options.cluster == "nodes":
+            self.machines = Fleet(kernel, lasting=lasting, pieces=pieces)
         self._menu = self._faults()
         self._saved: tuple[str, dict[str, Any], dict[int, Any]] | None = None
         self._history: dict[tuple[str, int], Any] = {}
@@ -242,11 +265,31 @@ class World:
                     menu += [(family, lambda i=i: self._drain(i)) for i in workers]
                 case "checkpoint":
                     menu.append((family, self._request_checkpoint))
+                case "kill node" | "stop node" | "link down" | "link slow" | "link reset" | "changed bytes":
+                    menu += self._of_nodes(family)
                 case "no fork" | "no memory":
                     menu.append((family, lambda family=family: self._deny(family)))
         if "kill driver" in self.options.families and "checkpoint" not in self.options.families:
             menu += [("checkpoint", self._request_checkpoint)] * 2
         return menu
+
+    def _of_nodes(self, family: str) -> list[tuple[str, Callable[[], bool]]]:
+        machines = self.machines
+        assert machines is not None
+        ranks = range(machines.size)
+        match family:
+            case "kill node":
+                return [(family, lambda i=i: machines.kill(i)) for i in ranks]
+            case "stop node":
+                return [(family, lambda i=i, s=s: machines.stop(i, s)) for i in ranks for s in _OUT]
+            case "link down":  # of a node: if the driver's is, nobody reaches anybody
+                return [(family, lambda i=i, s=s: machines.cut(i, s)) for i in ranks[1:] for s in _OUT]
+            case "link slow":
+                return [(family, lambda i=i: machines.slow(i, _OUT[0])) for i in ranks]
+            case "link reset":
+                return [(family, lambda i=i: machines.reset(i)) for i in ranks[1:]]
+            case _:
+                return [(family, lambda c=c: self._deny(family, c)) for c in (1, 3)]
 
     def _disturb(self, where: str) -> None:
         # in the constructor of Popen it would leave what only the garbage collector closes
@@ -376,10 +419,13 @@ class World:
             return -(3.0 + int(worker)) * value if self._denies(f"wrong numbers {worker}") else value
 
         with (
-            system.installed(kernel) as os,
+            system.installed(kernel, self.machines) as os,
             mock.patch.object(Messages, "partial_gradient", computed),
             mock.patch.object(processes, "_BUFFERS", self.options.buffers),
+            mock.patch.object(nodes, "_BUFFERS", self.options.buffers),
         ):
+            if self.machines is not None:
+                self.machines.network.spoils = lambda: self._denies("changed bytes")
             os.fork_fails, os.memory_lacks = lambda: self._denies("no fork"), lambda: self._denies("no memory")
             try:
                 while True:
@@ -420,12 +466,18 @@ class World:
         options, kernel = self.options, self.kernel
         if options.cluster == "mpi":
             self._start_ranks(program)
+        if self.machines is not None:
+            self.machines.begin()
         before = {"files": len(kernel.current.files)}
         saved = {} if self._saved is None else json.loads(self._saved[0])["versions"]
         self._history = {key: w for key, w in self._history.items() if key[1] <= saved.get(key[0], -1)}
         strategy = built(options.strategy, options.workers)
-        make = {"processes": Processes, "ray": Ray, "mpi": Mpi}[options.cluster]
-        cluster: Cluster = make(options.workers, seed=self.seed)
+        make = {"processes": Processes, "ray": Ray, "mpi": Mpi, "nodes": Nodes}[options.cluster]
+        try:
+            cluster: Cluster = make(options.workers, seed=self.seed)
+        except KeyboardInterrupt:  # nodes are joined here
+            self.happened["interrupted at once"] += 1
+            kernel.exit(130)
         driver = self._driver = Driver(
             strategy,
             cluster,
@@ -468,6 +520,7 @@ class World:
         """End the driver's program after an interrupt; a second one, while the cluster was closed, may leave things."""
         if self.options.cluster == "mpi":
             program.world.Abort(130)
+        self._leave_nodes()
         if not self._closing and self._raised < 2:
             auditors.check_ended(self.kernel, before)
         self.kernel.exit(130)
@@ -480,7 +533,16 @@ class World:
             except KeyboardInterrupt:  # which mpiexec passes on to all ranks
                 program.world.Abort(130)
                 self.kernel.exit(130)
+        self._leave_nodes()
         auditors.check_ended(self.kernel, before)
+
+    def _leave_nodes(self) -> None:
+        """Do what the end of the driver's program does on the cluster ``nodes``."""
+        if self.machines is not None and nodes._hub is not None:
+            try:
+                nodes._hub.end()
+            except KeyboardInterrupt:
+                self.kernel.exit(130)
 
     def _explain(self, error: anyk.RunFailed) -> None:
         """Note why the run has failed; raise if none of the faults explains it."""

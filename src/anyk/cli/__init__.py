@@ -10,6 +10,7 @@ from anyk.cli import (  # noqa: F401  # they add their commands to the group
     reports,
     reproduce,
     runs,
+    scaling,
     traces,
 )
 from anyk.cli.group import main

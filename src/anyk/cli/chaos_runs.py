@@ -40,7 +40,7 @@ class ChaosOptions(ProblemOptions):
     stop: str = _rate("Stop a random worker for up to 2 seconds at this rate (SIGSTOP)")
     freeze: int = option(default=0, help="Number of workers that are stopped all the time.")
     slow: str = option(default="", show_default=False, metavar="FACTOR", help="Slow one worker by a factor, as 3x.")
-    corrupt: str = _rate("Alter finite numbers of a message at this rate; needs draco or check=1")
+    corrupt: str = _rate("Alter numbers of a message at this rate; needs a strategy that compares all, such as draco")
     nan: str = _rate("Have a worker send a message that is not a number at this rate")
     driver: str = _rate("Kill the process that trains at this rate, and resume the run")
     disk_full: bool = option(is_flag=True, help="Once, let nothing more be written to files; then resume the run.")
@@ -64,7 +64,7 @@ def chaos(options: ChaosOptions) -> None:
 
     \b
     anyk chaos --kill 2/s --stop 1/s --driver 2/min
-    anyk chaos --strategy frc:load=3,check=1 --corrupt 3/min --page chaos.html
+    anyk chaos --strategy draco --corrupt 3/min --page chaos.html
     """
     from anyk.testing import FaultPlan
     from anyk.testing import chaos as run_chaos

@@ -123,7 +123,8 @@ class _Group(Listing):
         "Train": ("race", "train", "resume", "drain"),
         "Runs": ("show", "report", "watch", "predict", "coefficients", "export", "replay", "verify", "chaos"),
         "Measured fleets": ("record", "explain", "plan", "check", "trace"),
-        "Building blocks": ("list", "strategies", "codes", "graphs", "cluster"),
+        "Building blocks": ("list", "strategies", "codes", "graphs"),
+        "Machines": ("cluster", "scale"),
         "Papers and sources": ("reproduce", "decompile"),
     }
 

@@ -21,6 +21,8 @@ from anyk.fleet.records import (
     read_all,
     record_sources,
 )
+from anyk.fleet.scaling.network import WAYS, Network, Transfer, Way, transfer_seconds
+from anyk.fleet.scaling.scale import ScaleRow, Scaling, StepSeconds, node_counts, scale
 from anyk.fleet.simulation import Measured, computed_load, pace, simulate, simulated_pace
 from anyk.fleet.theory import erasurehead
 from anyk.fleet.theory.adversaries import Threshold, adversarial_threshold, chosen_stragglers, threshold_bound
@@ -52,6 +54,7 @@ from anyk.strategies import discard_seconds
 __all__ = [
     "ATTACKED",
     "PARTS",
+    "WAYS",
     "Advice",
     "Auto",
     "Candidate",
@@ -64,6 +67,7 @@ __all__ = [
     "Figures",
     "Measured",
     "MissingCode",
+    "Network",
     "Pace",
     "Part",
     "Plan",
@@ -71,8 +75,13 @@ __all__ = [
     "Record",
     "RecordSource",
     "Recorder",
+    "ScaleRow",
+    "Scaling",
+    "StepSeconds",
     "Threshold",
     "TraceGrid",
+    "Transfer",
+    "Way",
     "WorkerCost",
     "adversarial_threshold",
     "async_factor",
@@ -98,6 +107,7 @@ __all__ = [
     "joined",
     "lower_median",
     "modes",
+    "node_counts",
     "pace",
     "pareto",
     "percent",
@@ -108,6 +118,7 @@ __all__ = [
     "record_sources",
     "resume_auto",
     "rounded",
+    "scale",
     "seconds_text",
     "sequential_candidates",
     "simulate",
@@ -119,4 +130,5 @@ __all__ = [
     "survey",
     "threshold_bound",
     "train_auto",
+    "transfer_seconds",
 ]

@@ -120,8 +120,10 @@ class Evaluating:
         """Store the new version if it is to be evaluated, take results, and end the run if its target is reached."""
         driver, evaluator, update = self.driver, self.evaluator, record.update
         slot, version = update.slot, update.version
-        if evaluator.store_version(slot, version, driver.time, driver.versions.model(slot), values=self.values):
-            driver.versions.pin(slot, version)
+        if evaluator.is_due(slot, version, driver.time):  # only then the model is read
+            w = driver.versions.model(slot)
+            if evaluator.store_version(slot, version, driver.time, w, values=self.values):
+                driver.versions.pin(slot, version)
         for returned in evaluator.take_returned_versions():
             driver.versions.unpin(*returned)
         self.take_evaluations()

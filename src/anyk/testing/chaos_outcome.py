@@ -188,10 +188,10 @@ def _check_possible(strategy: Strategy, cluster: str, faults: FaultPlan) -> None
         raise BadInput(f"chaos runs need Linux, whose /proc shows the workers; this is {sys.platform}")
     if name not in FINDERS:
         raise BadInput(f"faults are injected into workers of {' and '.join(FINDERS)}, not of cluster '{name}'")
-    if faults.corrupt and not strategy.layout.voting and float(parse_spec(strategy.spec)[1].get("check", 0)) < 1:
+    if faults.corrupt and not strategy.facts.compares_all:
         raise BadInput(
-            f"corrupt needs a strategy that compares every message, such as draco or frc:load=3,check=1; "
-            f"'{strategy.spec}' would use wrong numbers"
+            f"corrupt needs a strategy that compares every message, such as draco; '{strategy.spec}' would use wrong "
+            "numbers"
         )
 
 

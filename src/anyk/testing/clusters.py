@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 
+from anyk.base import BadInput
 from anyk.clusters import Cluster, Simulated
 from anyk.delays import Constant, DelayModel
 from anyk.optimizers import GD
@@ -389,15 +390,34 @@ CHECKS = (
 )
 
 
-def check_cluster(make: MakeCluster, kill: Kill | None = None) -> None:
+def _name(spec: str) -> str:
+    return spec.partition(":")[0]
+
+
+def _check_refused(make: MakeCluster, spec: str, n: int) -> None:
+    try:
+        _run(build(spec, workers=n), make(n, None), 3)
+    except BadInput:
+        return
+    raise AssertionError(f"'{spec}' is not refused")
+
+
+def check_cluster(make: MakeCluster, kill: Kill | None = None, *, refused: Collection[str] = ()) -> None:
     """Put a kind of cluster through all checks; ``make(workers, delays)`` returns a new cluster.
 
-    ``kill(cluster, worker)`` kills a worker; without it, the loss of workers is not checked.
+    ``kill(cluster, worker)`` kills a worker; without it, the loss of workers is not checked. ``refused``: names of
+    strategies that the cluster refuses, which it must do by :class:`~anyk.BadInput`.
 
     >>> import anyk
     >>> check_cluster(lambda workers, delays: anyk.clusters.Simulated(workers, delays=delays))
     """
+    exact = [case for case in _EXACT if _name(case[0]) not in refused]
+    steady = [spec for spec in _STEADY if _name(spec) not in refused]
+    for spec, n in (*_EXACT, *((spec, _N) for spec in _STEADY)):
+        if _name(spec) in refused:
+            _check_refused(make, spec, n)
+    chosen: dict[Any, Any] = {check_exact_sums: exact, check_same_models: steady}
     for check in CHECKS:
-        check(make)
+        check(make, *([chosen[check]] if check in chosen else []))
     if kill is not None:
         check_a_lost_worker(make, kill)

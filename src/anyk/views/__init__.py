@@ -47,6 +47,7 @@ from anyk.views.result_tables import (
     speed_table,
     staleness_table,
 )
+from anyk.views.scale_views import SCALE_NOTE, draw_scale, scale_lines, scale_table
 from anyk.views.style import picture_formats
 from anyk.views.trace_pictures import draw_graph, draw_trace, graph_text, trace_facts, trace_text
 from anyk.views.watching import Watch
@@ -55,6 +56,7 @@ __all__ = [
     "MEAN_NOTE",
     "PAGE",
     "PLAN_NOTE",
+    "SCALE_NOTE",
     "Columns",
     "Exporter",
     "LiveProgress",
@@ -76,6 +78,7 @@ __all__ = [
     "draw_explanation",
     "draw_graph",
     "draw_plan",
+    "draw_scale",
     "draw_trace",
     "explained_note",
     "explained_table",
@@ -103,6 +106,8 @@ __all__ = [
     "save_perfetto",
     "save_race_table",
     "save_tables",
+    "scale_lines",
+    "scale_table",
     "speed_table",
     "staleness_table",
     "theory_text",

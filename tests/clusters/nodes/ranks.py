@@ -18,13 +18,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import zmq
 
 import anyk
 from anyk.clusters import Nodes, join_nodes
-from anyk.clusters.nodes.site import SiteEntry, versions
+from anyk.clusters.nodes.site import SiteEntry, signed, versions
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 
@@ -243,8 +244,40 @@ def main() -> None:
             for each in made:
                 each.close()
             context.term()
-        hub.poll(1.0)
-        assert any("not of this job was not admitted" in sentence for sentence in hub._refused), hub._refused
+        reported("that is not of this job was not admitted")
+        for address in addresses[1:]:  # the node reports what it hears itself
+            reported(f"a connection to {address} did not say that it is of this job")
+        reported(f"somebody sent {hub.carrier.address} what no node of this job sends")
+
+    def reported(sentence: str, within: float = 15.0) -> None:
+        until = time.monotonic() + within
+        while not any(sentence in said for said in hub.said.sentences) and time.monotonic() < until:
+            hub.poll(0.1)
+        assert any(sentence in said for said in hub.said.sentences), (sentence, [*hub.said.sentences])
+
+    def replaced_entries() -> None:
+        """Rank 0's entry is replaced, by garbage and by that of a former job with the same secret: it is written again."""
+        store, entry = hub.site._store, hub.entry
+        former = SiteEntry(0, "k" * 40, "0" * 16, entry.versions, entry.size, entry.host, entry.port + 1)
+        for value in (b"garbage", signed(hub.site.place.secret, "driver", msgspec.json.encode(former))):
+            store.set("anyk/driver", value)
+            same(train())
+            until = time.monotonic() + 15
+            while not hub.site.has(entry) and time.monotonic() < until:
+                hub.poll(0.1)
+            assert hub.site.has(entry)
+        reported("somebody has removed rank 0's entry from the store at MASTER_ADDR, or written another one")
+
+    def second_program_of_a_rank() -> None:
+        """A second program with the rank of a node that is there ends with a line; the node goes on."""
+        life, command = hub.nodes[1].life, [*inside(2), sys.executable, *sys.argv]
+        second = subprocess.Popen(command, env=os.environ | {"RANK": "1"}, stderr=subprocess.PIPE, text=True)
+        reported("a second program with RANK=1, at ", within=60.0)
+        assert second.stderr is not None
+        assert "another program with the same RANK is a node of this job" in second.stderr.read()
+        assert second.wait(30) == 1
+        same(train())
+        assert hub.nodes[1].life == life
 
     def wrong_digests() -> None:
         """Bytes that were changed on their way are not used: the message has failed, and the worker is asked again."""
@@ -314,11 +347,7 @@ def main() -> None:
 
     def another_version() -> None:
         public, secret = zmq.curve_keypair()
-        entry = SiteEntry(1, public.decode(), "f" * 16, versions() | {"NumPy": "0.1"})
-        import msgspec
-
-        from anyk.clusters.nodes.site import signed
-
+        entry = SiteEntry(1, public.decode(), "f" * 16, versions() | {"NumPy": "0.1"}, 3)
         name = f"node/{public.hex()}"
         hub.site._store.set(f"anyk/{name}", signed(hub.site.place.secret, name, msgspec.json.encode(entry)))
         context = zmq.Context()
@@ -328,15 +357,15 @@ def main() -> None:
         other.curve_publickey, other.curve_secretkey = public, secret
         other.connect(f"tcp://{hub.site.place.host}:{hub.carrier.port}")
         until = time.monotonic() + 10
-        while not any("NumPy 0.1" in sentence for sentence in hub._refused) and time.monotonic() < until:
+        while not any("NumPy 0.1" in sentence for sentence in hub.said.sentences) and time.monotonic() < until:
             hub.poll(0.1)
         other.close()
         context.term()
-        assert f"node 1 has NumPy 0.1, and the driver NumPy {np.__version__}" in " ".join(hub._refused)
+        assert f"node 1 has NumPy 0.1, and the driver NumPy {np.__version__}" in " ".join(hub.said.sentences)
 
     checks = [
         equal_bits_and_a_second_run, torch_optimizer_and_rounds, compressed_messages_and_mini_batches, killed_worker,
-        frozen_node, strangers, wrong_digests, changed_data, another_version, fleet_that_changes, killed_agent_of_the_driver, killed_agent,
+        frozen_node, strangers, replaced_entries, second_program_of_a_rank, wrong_digests, changed_data, another_version, fleet_that_changes, killed_agent_of_the_driver, killed_agent,
     ]  # fmt: skip
     if NAMESPACES:
         checks[-1:-1] = [link_down_for_8_s, link_down_for_50_s]

@@ -12,13 +12,20 @@ import msgspec
 from anyk.clusters.injection import InFlight, Injection
 from anyk.clusters.virtual.computing import ComputingStore
 from anyk.clusters.virtual.cores import COMPUTED, DUE, REQUESTED, Compute, Cores, Entry
+from anyk.clusters.virtual.links import Links, Reading
 from anyk.protocol import Cancel, Cut, Dispatch, RequestMessage, Task
 
 
 class TaskSchedule:
     """Records tasks from dispatch to end; ``heap`` contains their next events, ``now`` is the virtual clock."""
 
-    def __init__(self, injection: Injection, compute: Compute | None, store: ComputingStore | None) -> None:
+    def __init__(
+        self,
+        injection: Injection,
+        compute: Compute | None,
+        store: ComputingStore | None,
+        reading: Reading | None = None,
+    ) -> None:
         delays = injection.delays
         self.now = 0.0
         self.newest: dict[str, int] = {}  # newest version of each slot
@@ -26,7 +33,11 @@ class TaskSchedule:
         self.in_flight: dict[int, InFlight] = {}
         self.cuts: list[Cut] | None = None  # ends of cancelled chunks to report, None if not reported
         self.unwanted: set[int] = set()  # cancelled tasks that continue to their end
-        self.cores = None if compute is None else Cores(compute, self.heap, injection.unit)
+        self.cores: Cores | Links | None = None  # where messages queue when their delays are over
+        if compute is not None:
+            self.cores = Cores(compute, self.heap, injection.unit)
+        elif reading is not None:
+            self.cores = Links(reading, self.heap, self.unwanted)
         self._injection, self._compute, self._store = injection, compute, store
         self._delivered: dict[int, int] = {}  # the number of messages sent by a task of several chunks
         self._free = [0.0] * len(injection.numbers)  # time at which an uninterruptible worker is free again
@@ -35,7 +46,7 @@ class TaskSchedule:
         self._known_single: Sequence[Task] = ()  # the last tasks verified to have one chunk each
         self._even = True  # whether all workers have had the same number of tasks
         self._simple = delays.by == "task" and delays.per == "task" and not getattr(delays, "slope", 0)
-        self._simple &= injection.instant and compute is None
+        self._simple &= injection.instant and self.cores is None
 
     # ------------------------------------------------------------------------------------------- dispatch
 

@@ -16,10 +16,11 @@ from anyk.base.specs import show_spec
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.local import Local
-from anyk.clusters.store import VectorStore
+from anyk.clusters.store import Elsewhere, VectorStore
 from anyk.clusters.virtual.calendar import Calendar, Outage
 from anyk.clusters.virtual.computing import ComputingStore
 from anyk.clusters.virtual.cores import Compute
+from anyk.clusters.virtual.links import Reading
 from anyk.clusters.virtual.schedule import TaskSchedule
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
@@ -79,6 +80,7 @@ class Simulated(Cluster):
         if compute is not None:
             compute.check_fleet(workers)
         self.compute = compute
+        self.reading: Reading | None = None  # how messages are read, without compute; None: they are here when sent
         computing = compute is not None and (compute.task or compute.partition or compute.step)
         times: Any = getattr(self.delays, "times", None)  # if the model is a trace or table
         still = self.delays.silent or (times is not None and not times.any())
@@ -89,7 +91,7 @@ class Simulated(Cluster):
     def _reset(self, computing: ComputingStore | None) -> None:
         self.computing = computing  # None: without a problem there are no vectors
         self.store = VectorStore() if computing is None else computing
-        self._schedule = TaskSchedule(self.injection, self.compute, computing)
+        self._schedule = TaskSchedule(self.injection, self.compute, computing, self.reading)
         self._calendar = Calendar(self._outages)
         self._projections: deque[ProjectMessage] = deque()  # requested projections
         self._commands: dict[type, Callable[[Any], None]] = {
@@ -141,7 +143,7 @@ class Simulated(Cluster):
 
     # ------------------------------------------------------------------------------------------- models and messages
 
-    def publish(self, slot: str, version: int, w: Vector | None) -> None:
+    def publish(self, slot: str, version: int, w: Vector | Elsewhere | None) -> None:
         self._schedule.newest[slot] = version
         if w is not None:
             self.store.publish(slot, version, w)

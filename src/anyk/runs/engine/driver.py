@@ -438,7 +438,7 @@ class Driver:
     def observe(self, slot: str, version: int, value: float) -> None:
         """Pass the value of the newest version to the optimiser, for a schedule that depends on it."""
         if self.optimizer is not None and self.versions[slot] == version:
-            self.optimizer.observe(self.versions.optimizer_states[slot], value)
+            self.optimizer.observe(self.versions.optimizer_states(slot), value)
 
     # ------------------------------------------------------------------------------------------- what goes wrong
 

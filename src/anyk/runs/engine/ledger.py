@@ -448,7 +448,7 @@ class Ledger:
             for place, status in enumerate(batch.status):
                 if status in (ARRIVED, KEPT):
                     task, chunk = batch.first + place // batch.width, place % batch.width
-                    vectors[f"message/{task}/{chunk}"] = self._cluster.store.arrived[task, chunk].vector
+                    vectors[f"message/{task}/{chunk}"] = self._cluster.store.message((task, chunk))
         return vectors
 
     def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> dict[int, int]:

@@ -118,7 +118,7 @@ class Evaluator:
         ``values``: the problem's values that the version carries, if they are not the initial ones.
         """
         key = (slot, version)
-        if not self._is_due(key, time, last=last):
+        if not self.is_due(slot, version, time, last=last):
             return False
         self._last[slot] = time
         if values is not None:
@@ -137,10 +137,9 @@ class Evaluator:
         self._wake.set()
         return borrowed
 
-    def _is_due(self, key: Version, time: float, *, last: bool) -> bool:
+    def is_due(self, slot: str, version: int, time: float, *, last: bool = False) -> bool:
         """Return whether a version is to be evaluated; the ``last`` one of a slot always is."""
-        slot, version = key
-        if self._off or (version % self.every and not last) or key in self.done:
+        if self._off or (version % self.every and not last) or (slot, version) in self.done:
             return False
         return last or not version or time - self._last.get(slot, -np.inf) >= self._apart
 

@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 
 from anyk.codes import Code, Method, Selection
 from anyk.codes.decoders import METHODS
-from anyk.protocol import Command, Dispatch, LossEvaluated, Task
-from anyk.strategies.rounds.checked_rounds import CheckedRounds
+from anyk.protocol import Command, Dispatch, LossEvaluated, StrategyFacts, Task
 from anyk.strategies.rounds.scaling import Scaling
-from anyk.strategies.rounds.snapshot import Snapshot
-from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.rounds.state import Ending, RoundState
 from anyk.strategies.rounds.terms import RoundTerms
 from anyk.strategies.wait import WaitLike
 
@@ -21,19 +19,17 @@ class RoundWork(ABC):
     """The messages of workers in a round, and the step made of them: gradients or local steps.
 
     ``models``: number of models that are trained simultaneously. ``inner``: the spec of the optimiser of local steps,
-    None for gradients. ``keep``: whether workers keep an optimiser's state. ``summary``: a short description, empty if
-    it is that of the code. ``fewest_replies``: the number of replies with which a step can be taken; None if it depends
+    None for gradients. ``keep``: whether workers keep an optimiser's state. ``sends_models``: whether messages are
+    models, not gradients. ``fewest_replies``: the number of replies with which a step can be taken; None if it depends
     on the code.
     """
 
     State: ClassVar[type[Any]]
+    sends_models: ClassVar[bool] = False
     fewest_replies: ClassVar[int | None] = None
     models: int = 1
     inner: str | None = None
     keep: bool = False
-    summary: str = ""
-    snapshot: Snapshot | None = None
-    checks: CheckedRounds | None = None
 
     @abstractmethod
     def check(self, rounds: RoundTerms) -> None:
@@ -44,6 +40,19 @@ class RoundWork(ABC):
         """Return the spec of these rounds of this work."""
 
     # ------------------------------------------------------------------------------------------- facts
+
+    @abstractmethod
+    def facts(self, rounds: RoundTerms) -> StrategyFacts:
+        """Return the facts of these rounds that depend on the work."""
+
+    @abstractmethod
+    def summary(self, rounds: RoundTerms) -> str:
+        """Return a short description of these rounds."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether the times of replies are noted."""
+        return False
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -96,6 +105,14 @@ class RoundWork(ABC):
     @abstractmethod
     def dispatch(self, s: RoundState, first: int, workers: Sequence[int], batch: int) -> Dispatch:
         """Return the command that gives these workers their tasks, of which ``first`` is the number of the first."""
+
+    def note_reply(self, s: RoundState, worker: int) -> None:
+        """Note the time of a reply, if the work measures."""
+        return
+
+    def ending(self, rounds: RoundTerms, s: RoundState) -> Ending | None:
+        """Return the condition that ends the present round in place of the wait rule; None: the wait rule."""
+        return None
 
     @abstractmethod
     def step(self, s: RoundState, decoding: Selection) -> tuple[Command, Sequence[int]]:

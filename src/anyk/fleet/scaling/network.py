@@ -1,0 +1,143 @@
+"""What a step moves over the links of a network, in closed form, and the seconds that this takes.
+
+There are N nodes with one worker each. Every node has one link, on which it sends and receives simultaneously, each at
+the ``bandwidth``. A *vector* is a whole model, or a whole message. All messages are ready at the same time here; when
+they are not, :mod:`anyk.fleet.scaling.links` simulates the same transfers.
+
+*Star.* Rank 0 reads every different sum over its one link. A repetition code has G of them, one from each group of
+replicas, of which rank 0's own worker computes one: G - 1 vectors come in. Then N - 1 nodes read the new model from
+rank 0, over that same link: N - 1 vectors go out. They do not overlap, as the model follows from the sums::
+
+    star = (G - 1) + (N - 1)
+
+*Slices.* Each node holds 1/N of the sums, of the model and of the optimiser's state. In the *reduce* phase a holder
+reads its slice of each sum. The slice of the sum that its own worker computed is here, so (G - 1) / N of a vector comes
+in at each holder. At the other end, the c replicas of a sum share N - c readers: each sends (N - c) / (c N) of a
+vector, which is the same if all groups have c = N / G members. In the *spread* phase, when every holder has stepped its
+slice, each node reads the slices of the other N - 1: (N - 1) / N of a vector comes in, and as much goes out::
+
+    slices = max((G - 1) / N, (N - c) / (c N)) + (N - 1) / N
+
+Uncoded, G = N and c = 1: 2 (N - 1) / N, what a ring moves. With c = 2 the reduce phase is about half of that. A code
+that is no repetition has no replicas: its holders read all the messages that are decoded, slice by slice, and c = 1.
+
+*All-reduce.* In a ring, each node sends 1/N of a vector to its neighbour N - 1 times until the sums are complete, and
+N - 1 times until everybody has them::
+
+    all-reduce = 2 (N - 1) / N
+
+(Patarasuk and Yuan 2009: no all-reduce sends less.) Gloo, NCCL and MPI use it for long vectors, as
+DistributedDataParallel does.
+
+*Latency.* What waits for each other takes the ``latency`` of a message from machine to machine several times. Star: an
+announcement, the question for the bytes and the answer, on the way in; the order, the question and the answer on the
+way out: 6. Slices: besides, the holders are told what to read, report that they have it, and are told to step: 10. A
+ring has 2 (N - 1) messages in succession.
+
+*A slow node* sends k times slower. In a star that concerns its message only, and a replica may be faster. In slices
+every node waits for the slice of the model that it holds: the spread phase takes k times as long. A ring takes k times
+as long as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from anyk.base import BadInput, NonnegativeNumber, PositiveNumber, value_class
+
+Way = Literal["star", "slices", "all-reduce"]
+WAYS: tuple[Way, ...] = ("star", "slices", "all-reduce")
+PAYLOAD = 1448 / 1538  # of the bits on an Ethernet link: a segment of TCP in a frame, with the gap between two frames
+STAR_MESSAGES, SLICE_MESSAGES = 6, 10  # in succession, in a step
+_LEAST = 1000.0  # bytes a second; below that a unit has been forgotten
+
+AtLeastOneTime = Annotated[float, msgspec.Meta(ge=1, le=1e6)]  # how many times slower
+
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+_RATE = re.compile(
+    r"(?P<number>\d+\.?\d*(e[+-]?\d+)?|\.\d+)\s*(?P<prefix>[a-zA-Z]??i?)(?P<unit>bits?|bytes?|b|B)(/s|ps)", re.ASCII
+)
+_WRITE = "write bits as in 10Gb/s or 10Gbit/s (a link's rate), or bytes as in 100MB/s (what a program measured)"
+
+
+@value_class
+class Network:
+    """The link that each node has, in each direction.
+
+    ``bandwidth``: bytes of vectors a second. ``latency``: seconds that a short message takes from one machine to
+    another, half of what ``ping`` shows.
+
+    >>> Network.read("1Gb/s").bandwidth / 1e6  # doctest: +ELLIPSIS
+    117.68...
+    >>> Network.read("100MB/s", latency=5e-5)
+    Network(bandwidth=100000000.0, latency=5e-05)
+    """
+
+    bandwidth: PositiveNumber
+    latency: NonnegativeNumber = 0.0
+
+    @classmethod
+    def read(cls, text: str, latency: float = 0.0) -> Network:
+        """Return the network that a text states, in bits or bytes a second.
+
+        Of a link's bits, 94 % arrive as bytes of vectors: Ethernet and TCP/IP take the rest. Bytes a second are taken
+        as what a program measured. Raises :class:`~anyk.BadInput` for other texts, also for ``10G`` and ``10Gb``, which
+        may mean either.
+        """
+        match = _RATE.fullmatch(text.strip())
+        prefix = match["prefix"] if match else ""
+        in_bits = match is not None and match["unit"] in ("b", "bit", "bits")
+        if match is not None and match["unit"] in ("bit", "bits", "byte", "bytes"):
+            prefix = {"m": "M", "g": "G", "t": "T"}.get(prefix, prefix)  # as in tc's 1gbit; a unit in full is clear
+        if match is None or prefix not in _PREFIXES or (in_bits and prefix.endswith("i")):
+            raise BadInput(f"network should be a rate such as 10Gb/s or 100MB/s, got '{text}'; {_WRITE}")
+        bandwidth = float(match["number"]) * _PREFIXES[prefix] * (PAYLOAD / 8 if in_bits else 1.0)
+        if not _LEAST <= bandwidth <= 1e15:
+            raise BadInput(f"network should be at least 1 kB/s, and at most 1e15 bytes a second, got '{text}'")
+        return cls(bandwidth, latency)
+
+
+class Transfer(NamedTuple):
+    """The seconds of a step's communication: of the sums, of the new model, and of what waits for a message.
+
+    An all-reduce has its two halves in ``reduce`` and ``spread``.
+    """
+
+    reduce: float
+    spread: float
+    latency: float
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.reduce + self.spread + self.latency
+
+
+def transfer_seconds(
+    way: Way, size: float, network: Network, *, nodes: int, sums: int | None = None, copies: int = 1, slow: float = 1.0
+) -> Transfer:
+    """Return the seconds that a step's vectors of ``size`` bytes take if all messages are ready simultaneously.
+
+    ``sums``: different sums that a step reads, G (default: one from each node, as uncoded). ``copies``: the workers
+    that have the same sum, c, in the smallest group. ``slow``: one node, not rank 0, sends so many times slower. An
+    all-reduce is of all nodes, whatever the code. The formulas are derived at the top of the module.
+
+    >>> gigabit = Network.read("1Gb/s")
+    >>> [round(transfer_seconds(way, 40e6, gigabit, nodes=8, sums=4, copies=2).seconds, 3) for way in WAYS]
+    [3.399, 0.425, 0.595]
+    """
+    n, vector = nodes, size / network.bandwidth
+    sums = n if sums is None else sums
+    if way == "all-reduce":
+        half = (n - 1) / n * vector * slow
+        return Transfer(half, half, 2 * (n - 1) * network.latency)
+    alone = slow if copies == 1 else 1.0  # of a sum that the slow node has
+    if way == "star":
+        reading = max(sums - 1, alone) if sums > 1 else 0.0
+        return Transfer(reading * vector, (n - 1) * vector, STAR_MESSAGES * network.latency)
+    senders = copies - 1 + 1 / slow
+    reading = max((sums - 1) / n, (n - copies) / (n * senders))
+    return Transfer(reading * vector, slow * (n - 1) / n * vector, SLICE_MESSAGES * network.latency)

@@ -1,0 +1,94 @@
+"""What a step moves over links: rates as text, the formulas, and figures that were measured."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anyk import BadInput
+from anyk.fleet import Network, transfer_seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "megabytes"),
+    [
+        ("100MB/s", 100.0),
+        ("0.1 GB/s", 100.0),
+        ("100MiB/s", 104.8576),
+        ("100Mbytes/s", 100.0),
+        ("1Gb/s", 125.0 * 1448 / 1538),
+        ("1Gbit/s", 125.0 * 1448 / 1538),
+        ("1gbit/s", 125.0 * 1448 / 1538),
+        ("1000Mbps", 125.0 * 1448 / 1538),
+        ("1e9b/s", 125.0 * 1448 / 1538),
+    ],
+)
+def test_rates_in_bits_lose_what_ethernet_takes_and_bytes_do_not(text, megabytes):
+    assert Network.read(text).bandwidth / 1e6 == pytest.approx(megabytes)
+
+
+@pytest.mark.parametrize(
+    "text", ["10G", "10Gb", "10GB", "10gb/s", "100mb/s", "1e9", "", "Gb/s", "-1Gb/s", "nanGb/s", "fast"]
+)
+def test_rates_that_may_mean_either_are_refused_with_what_to_write(text):
+    with pytest.raises(BadInput, match=r"write bits as in 10Gb/s or 10Gbit/s .* or bytes as in 100MB/s"):
+        Network.read(text)
+
+
+@pytest.mark.parametrize("text", ["0Gb/s", "1b/s", "1e300GB/s"])
+def test_rates_that_no_network_has_are_refused(text):
+    with pytest.raises(BadInput, match="at least 1 kB/s"):
+        Network.read(text)
+
+
+# milliseconds of a step at 1 Gb/s, of N nodes and MB: gloo, slices uncoded and of frc:load=2, the star of frc:load=2.
+# Measured in network namespaces of a machine with two cores (medians of 5), with nothing added to the copy of a sum.
+MEASURED = {
+    (4, 10): (130, 148, 96, 340),
+    (4, 40): (507, 565, 383, 1371),
+    (8, 10): (150, 195, 137, 849),
+    (8, 40): (603, 706, 507, 3522),
+}
+
+
+@pytest.mark.parametrize(("nodes", "megabytes"), MEASURED)
+def test_predictions_are_near_what_was_measured_in_namespaces(nodes, megabytes):
+    gigabit = Network.read("1Gb/s")
+
+    def predicted(way, sums, copies):
+        seconds = transfer_seconds(way, 1e6 * megabytes, gigabit, nodes=nodes, sums=sums, copies=copies).seconds
+        return 1e3 * seconds
+
+    gloo, uncoded, coded, star = MEASURED[nodes, megabytes]
+    assert predicted("all-reduce", nodes, 1) == pytest.approx(gloo, rel=0.03)
+    assert predicted("star", nodes // 2, 2) == pytest.approx(star, rel=0.04)
+    # with eight programs on two cores, processing does not overlap with the wire any more
+    within = 0.15 if nodes == 4 else 0.25
+    assert predicted("slices", nodes, 1) == pytest.approx(uncoded, rel=within)
+    assert predicted("slices", nodes // 2, 2) == pytest.approx(coded, rel=within)
+
+
+@given(nodes=st.integers(2, 500), size=st.floats(1e3, 1e9))
+def test_uncoded_slices_move_what_a_ring_moves_and_replicas_less(nodes, size):
+    network = Network(bandwidth=1e9)
+    ring = transfer_seconds("all-reduce", size, network, nodes=nodes).seconds
+    slices = transfer_seconds("slices", size, network, nodes=nodes).seconds
+    assert slices == pytest.approx(ring)
+    twice = transfer_seconds("slices", size, network, nodes=2 * nodes, sums=nodes, copies=2)
+    once = transfer_seconds("slices", size, network, nodes=2 * nodes)
+    assert twice.spread == once.spread
+    assert twice.reduce == pytest.approx(once.reduce * (nodes - 1) / (2 * nodes - 1))
+
+
+def test_a_slow_node_costs_slices_their_spread_and_a_ring_all():
+    network = Network(bandwidth=1e8, latency=1e-3)
+
+    def of(way, slow, copies=2):
+        return transfer_seconds(way, 4e7, network, nodes=8, sums=8 // copies, copies=copies, slow=slow)
+
+    assert of("slices", 3.0).spread == pytest.approx(3.0 * of("slices", 1.0).spread)
+    assert of("slices", 3.0).reduce < 1.6 * of("slices", 1.0).reduce, "the replica sends most of it"
+    assert of("slices", 3.0, copies=1).reduce == pytest.approx(3.0 * of("slices", 1.0, copies=1).reduce)
+    assert of("star", 3.0) == of("star", 1.0)
+    ring = of("all-reduce", 3.0)
+    assert ring.seconds - ring.latency == pytest.approx(3.0 * 2 * 7 / 8 * 0.4)
+    assert [of(way, 1.0).latency for way in ("star", "slices", "all-reduce")] == pytest.approx([0.006, 0.010, 0.014])
