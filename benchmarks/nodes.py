@@ -17,8 +17,20 @@ same run on the cluster ``processes``, where nothing crosses a network (its driv
 *communication part* is the step less that. A load of 2 computes twice, which is in both. Beside it: gloo's all-reduce
 of one flat vector of the same size, with nothing else to do.
 
-Rows (all by default): ``steps`` a step of frc:load=2 at 1 Gb/s; ``delays`` with exponential delays of 0.5 s, which a
-rank of DDP sleeps before it computes (the same draws), on 8 nodes; ``uncoded``; ``loopback``.
+Rows (all by default):
+
+- ``steps``: a step of frc:load=2 at 1 Gb/s, and how many vectors the driver sends and receives in it
+- ``delays``: with exponential delays of 0.5 s, which a rank of DDP sleeps before it computes (the same draws), 8 nodes
+- ``uncoded``: as ``steps``
+- ``loopback``: as ``steps``, both strategies
+- ``stop``: bytes that still arrive on an interface after a read of 40 MB was stopped
+- ``faults``: the slowest step of 4 nodes and 1 MB while a worker or a machine is killed, a machine is stopped for
+  10 s, or its link is down for 10 s; the loss must be that of ``processes``
+- ``slow``: one of 4 nodes computes and sends three times slower (mean delay 0.3 s instead of 0.1 s, a third of 1 Gb/s)
+- ``memory``: 1e8 parameters on 4 nodes of one machine: memory of all processes (PSS), at most during steps, over DDP's
+
+Whether other programs disturb the figures is seen from the load, and from the spread. As root they may be given way to:
+``nice -n -10 python benchmarks/nodes.py``.
 """
 
 from __future__ import annotations
@@ -33,16 +45,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import anyk
+from anyk.clusters import Nodes
+from anyk.clusters.nodes.carrier import Carrier
+from anyk.clusters.nodes.wire import Offered
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -66,6 +86,8 @@ class Task:
     spec: str = ""
     slices: str = ""
     delays: str = "none"
+    copies: int = 1
+    alone: bool = False  # for DDP: measure steps without transfer, and all-reduces, after those of a round
 
 
 class Turns:
@@ -112,7 +134,8 @@ def ddp(task: Task) -> None:
     dist.init_process_group("gloo")
     X, y = (part[rank * ROWS : (rank + 1) * ROWS] for part in data_of(task.ranks))
     whole, wanted = data_of(task.ranks)
-    module, twin, flat = Means(task.size), Means(task.size), torch.zeros(task.size)
+    module, twin = Means(task.size), Means(task.size if task.alone else 1000)
+    flat = torch.zeros(task.size if task.alone else 1)
     trained = DistributedDataParallel(module, gradient_as_bucket_view=True)
     optimizers = {
         trained: torch.optim.AdamW(module.parameters(), lr=RATE),
@@ -135,13 +158,13 @@ def ddp(task: Task) -> None:
         for hold in drawn:
             step(trained, float(hold))
             times.append(time.monotonic())
-        for _ in range(0 if drawn.any() else task.steps):
+        for _ in range(task.steps if task.alone else 0):
             dist.barrier()
             began = time.monotonic()
             step(twin)
             dist.barrier()
             alone.append(time.monotonic() - began)
-        for _ in range(0 if drawn.any() else task.steps):
+        for _ in range(task.steps if task.alone else 0):
             began = time.monotonic()
             dist.all_reduce(flat)
             dist.barrier()
@@ -161,20 +184,33 @@ class Rounds(anyk.Callback):
     def __init__(self, task: Task, problem: anyk.problems.TorchProblem) -> None:
         self.task, self.problem, self.turns = task, problem, Turns()
         self.times: list[float] = []
+        self.moved = 0  # bytes, before the steps that are measured
+
+    def bytes_of(self, info):
+        """Bytes of vectors that the driver has sent and received."""
+        cluster = info.driver.cluster
+        if not isinstance(cluster, Nodes):
+            return 0
+        carrier = cluster._hub.carrier
+        return carrier.offers.sent + carrier.reads.received
 
     def on_step(self, info):
         if info.step == 1:
             self.turns.end()
             return
         self.times.append(time.monotonic())
-        if len(self.times) == WARM_UP + self.task.steps:
-            self.turns.end(times=self.times, loss=self.problem.loss(info.model))
+        if len(self.times) == WARM_UP:
+            self.moved = self.bytes_of(info)
+        elif len(self.times) == WARM_UP + self.task.steps:
+            moved = self.bytes_of(info) - self.moved
+            self.turns.end(times=self.times, moved=moved, loss=self.problem.loss(info.model))
             self.times = []
 
 
 def ours(task: Task) -> None:
     """A rank of anyk; all but the first leave where the cluster is made."""
     spec = f"{task.cluster}:slices={task.slices}" if task.slices else task.cluster
+    spec += f",copies={task.copies}" if task.copies > 1 else ""
     cluster = anyk.cluster(spec, workers=task.ranks, delays=task.delays, seed=0)
     X, y = data_of(task.ranks)
     problem = anyk.problems.TorchProblem(Means(task.size), nn.MSELoss(), (X, y))
@@ -255,7 +291,8 @@ class Side:
             sys.exit(f"{self.task} failed:\n{self._errors.read_text()[-4000:]}")
         return dict(json.loads(line))
 
-    def _next(self) -> None:
+    def begin(self) -> None:
+        """Have the ranks take the steps of a round, or end after the last."""
         pipe = self._jobs[0].stdin
         assert pipe is not None
         pipe.write("go\n")
@@ -263,17 +300,22 @@ class Side:
 
     def turn(self) -> dict[str, Any]:
         """Have the ranks take the steps of a round; return what the first one found."""
-        self._next()
+        self.begin()
+        found = self.finish()
+        time.sleep(1 + 2 * found["step"])  # until models and messages that are under way have arrived
+        return found
+
+    def finish(self) -> dict[str, Any]:
+        """Return what the first rank found in a round."""
         found = self._listen()
         times = found["times"]
         found["window"] = times[-1] - times[WARM_UP - 1]
         found["step"] = found["window"] / self.task.steps
-        time.sleep(1 + 2 * found["step"])  # until models and messages that are under way have arrived
         return found
 
     def end(self) -> None:
         """Let the ranks end."""
-        self._next()
+        self.begin()
         for job in self._jobs:
             job.wait(60)
 
@@ -317,11 +359,12 @@ def over(ours: list[float], theirs: list[float]) -> list[float]:
 def compare(asked: argparse.Namespace, place: Place, name: str, *, size: int, spec: str, goal: float) -> None:
     """Measure a step without stragglers."""
     heading(f"{name}: {spec}, {size * 4e-6:g} MB, {place.ranks} nodes")
-    plain = Task(place.ranks, size, asked.rounds, asked.steps)
+    plain = Task(place.ranks, size, asked.rounds, asked.steps, alone=True)
     tasks = {"DDP": plain, "processes": replace(plain, cluster="processes", spec=spec)}
     for column in asked.columns:
         tasks[column] = replace(plain, cluster="nodes", spec=spec, slices=COLUMNS[column])
     steps: dict[str, list[float]] = {name: [] for name in tasks}
+    moved: dict[str, list[float]] = {name: [] for name in tasks}
     parts: dict[str, list[float]] = {name: [] for name in tasks}
     reduce = []
     for found in rounds_of(place, tasks):
@@ -330,6 +373,7 @@ def compare(asked: argparse.Namespace, place: Place, name: str, *, size: int, sp
             alone = statistics.mean(one["alone"]) if name == "DDP" else found["processes"]["step"]
             steps[name].append(one["step"])
             parts[name].append(one["step"] - alone)
+            moved[name].append(one.get("moved", 0) / 4 / size / asked.steps)
     report("gloo's all-reduce alone", reduce, "s")
     report("DDP, a step", steps["DDP"], "s")
     report("DDP, communication part", parts["DDP"], "s")
@@ -341,6 +385,7 @@ def compare(asked: argparse.Namespace, place: Place, name: str, *, size: int, sp
         ratios = over(parts[column], parts["DDP"])
         report(f"{column} / DDP, communication part", ratios, "", goal if column == "slices" else None)
         report(f"{column}, communication part / all-reduce", over(parts[column], reduce), "")
+        report(f"{column}, vectors through the driver", moved[column], "", 0 if column == "slices" else None)
 
 
 def delayed(asked: argparse.Namespace, place: Place, *, size: int, goal: float) -> None:
@@ -387,7 +432,199 @@ def row_loopback(asked: argparse.Namespace) -> None:
             compare(asked, place, "loopback", size=10_000_000, spec="uncoded", goal=2.0)
 
 
-MEASURED = {"steps": row_steps, "delays": row_delays, "uncoded": row_uncoded, "loopback": row_loopback}
+def row_stop(asked: argparse.Namespace) -> None:
+    heading("bytes after a stop, of 40 MB at 1 Gb/s")
+    arrived = []
+    with Place(2, rate=SPEED) as place:
+        for _ in range(asked.rounds):
+            options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            program = [sys.executable, __file__]
+            offering = place.start(0, [*program, "offer", place.machines.address(0)], **options)
+            reading = place.start(1, [*program, "read", place.machines.address(1)], **options)
+            assert offering.stdout is not None
+            printed, _ = reading.communicate(offering.stdout.readline())
+            offering.communicate("")
+            arrived.append(int(printed) / 1e6)
+    report("MB on the interface after the stop", arrived, "MB", 2.2)
+
+
+def offer(host: str) -> None:
+    """Offer 40 MB until standard input ends."""
+    carrier = Carrier(host)
+    carrier.start()
+    offered = carrier.offer(memoryview(bytes(40_000_000)))
+    digests = [digest.hex() for digest in offered.digests]
+    print(json.dumps([carrier.address, offered.key.hex(), offered.size, digests]), flush=True)
+    sys.stdin.read()
+    carrier.end()
+
+
+def read(host: str) -> None:
+    """Read a third of what is offered, stop, and print the bytes that still arrive."""
+    address, key, size, digests = json.loads(sys.stdin.readline())
+    carrier = Carrier(host)
+    carrier.start()
+    offered = Offered(bytes.fromhex(key), size, tuple(bytes.fromhex(digest) for digest in digests))
+    carrier.read(1, memoryview(bytearray(size)), offered, [address])
+    while carrier.reads.received < size / 3:
+        time.sleep(1e-3)
+    carrier.stop(1)
+    before = received_bytes()
+    time.sleep(2)
+    print(received_bytes() - before, flush=True)
+    carrier.end()
+
+
+def received_bytes() -> int:
+    """Bytes that this namespace's interface has received."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0":
+            return int(numbers.split()[0])
+    raise RuntimeError("there is no eth0")
+
+
+def processes_of(machines: Machines, machine: int) -> dict[int, psutil.Process]:
+    """The processes of a machine, but not those that hold it, by their numbers on this one."""
+    inside = machines._inside(machines._holders[machine].pid)
+    space = Path(f"/proc/{inside}/ns/pid").stat().st_ino
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(OSError):
+            if process.pid != inside and Path(f"/proc/{process.pid}/ns/pid").stat().st_ino == space:
+                found[process.pid] = process
+    return found
+
+
+def kill_worker(machines: Machines) -> None:
+    """Kill a worker of the last machine: a process below the helper program, which is below the agent."""
+    for process in processes_of(machines, machines.count - 1).values():
+        parents = [parent for parent in process.parents() if "python" in parent.name()]
+        if len(parents) >= 3:  # of them, one is this program
+            process.kill()
+            return
+    raise RuntimeError("no worker was found")
+
+
+def kill_machine(machines: Machines) -> None:
+    machines.kill(machines.count - 1)
+
+
+def freeze_machine(machines: Machines) -> None:
+    frozen = processes_of(machines, machines.count - 1).values()
+    for process in frozen:
+        process.suspend()
+    time.sleep(10)
+    for process in frozen:
+        process.resume()
+
+
+def cut_link(machines: Machines) -> None:
+    machines.link(machines.count - 1, up=False)
+    time.sleep(10)
+    machines.link(machines.count - 1, up=True)
+
+
+FAULTS = {
+    "nothing": lambda machines: None,
+    "a worker is killed": kill_worker,
+    "a machine is stopped for 10 s": freeze_machine,
+    "a link is down for 10 s": cut_link,
+    "a machine is killed": kill_machine,
+}
+
+
+def row_faults(asked: argparse.Namespace) -> None:
+    size, steps = 250_000, 120
+    plain = Task(4, size, 1, steps, cluster="nodes", spec="frc:load=2", delays="exp:mean=0.3")
+    heading(f"faults: frc:load=2, {size * 4e-6:g} MB, 4 nodes, {plain.delays}, {steps} steps")
+    columns = {"star": (plain, 2.0), "slices, copies=2": (replace(plain, slices="nodes", copies=2), 4.0)}
+    if "copies" not in signature(Nodes).parameters:
+        print("  slices, copies=2: not available")
+        del columns["slices, copies=2"]
+    with Place(1) as place:
+        loss = Side(place, replace(plain, cluster="processes", delays="none")).turn()["loss"]
+    for name, (task, goal) in columns.items():
+        for fault, inject in FAULTS.items():
+            with Place(4, rate=SPEED) as place:
+                side = Side(place, task)
+                side.begin()
+                time.sleep(3)
+                inject(place.machines)
+                found = side.finish()
+            times = found["times"]
+            slowest = max(after - before for before, after in pairwise(times))
+            same = "the same loss" if found["loss"] == loss else f"ANOTHER LOSS, {found['loss']} instead of {loss}"
+            report(f"{name}: {fault}, slowest step", [slowest], "s", goal)
+            print(f"    {same}; the steps took {times[-1] - times[0]:.1f} s")
+
+
+def row_slow(asked: argparse.Namespace) -> None:
+    size, ranks, spec = 10_000_000, 4, "frc:load=2"
+    for name, means, rate in (
+        ("all alike", "0.1", SPEED),
+        ("one of 4 three times slower", "0.1/0.1/0.1/0.3", "333mbit"),
+    ):
+        heading(f"slow: {spec}, {size * 4e-6:g} MB, {ranks} nodes, {name}")
+        plain = Task(ranks, size, asked.rounds, asked.steps, delays=f"hetero:means={means}")
+        tasks = {"DDP": plain}
+        for column in asked.columns:
+            tasks[column] = replace(plain, cluster="nodes", spec=spec, slices=COLUMNS[column])
+        steps: dict[str, list[float]] = {name: [] for name in tasks}
+        with Place(ranks, rate=SPEED) as place:
+            place.machines.limit(ranks - 1, rate)
+            for found in rounds_of(place, tasks):
+                for side, one in found.items():
+                    steps[side].append(one["step"])
+        for side, seconds in steps.items():
+            report(f"{side}, a step", seconds, "s")
+        for column in asked.columns:
+            report(f"{column} / DDP", over(steps[column], steps["DDP"]), "")
+
+
+def row_memory(asked: argparse.Namespace) -> None:
+    size, ranks = 100_000_000, 4
+    heading(f"memory: frc:load=2, {size:.0e} parameters, {ranks} nodes on one machine")
+    plain = Task(ranks, size, 1, 3)
+    tasks = {"DDP": plain}
+    for column in asked.columns:
+        tasks[column] = replace(plain, cluster="nodes", spec="frc:load=2", slices=COLUMNS[column])
+    most = {}
+    for name, task in tasks.items():
+        with Place(ranks, loopback=True) as place, ThreadPoolExecutor(1) as pool:
+            side = Side(place, task)
+            side.begin()
+            finishing, found = pool.submit(side.finish), []
+            while not finishing.done():
+                found.append(memory_of(place.machines))
+                time.sleep(0.2)
+            finishing.result()
+        most[name] = max(found) / 1e9
+        report(f"{name}, memory of all processes", [most[name]], "GB")
+    for column in asked.columns:
+        report(f"{column} / DDP", [most[column] / most["DDP"]], "", 0.8 if column == "slices" else None)
+
+
+def memory_of(machines: Machines) -> int:
+    """Bytes that the processes of the first machine take; what several share is counted once."""
+    total = 0
+    for pid in processes_of(machines, 0):
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+MEASURED = {
+    "steps": row_steps,
+    "delays": row_delays,
+    "uncoded": row_uncoded,
+    "loopback": row_loopback,
+    "stop": row_stop,
+    "faults": row_faults,
+    "slow": row_slow,
+    "memory": row_memory,
+}
 
 
 def main() -> None:
@@ -412,5 +649,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         task = Task(**json.loads(sys.argv[2]))
         (ours if task.cluster else ddp)(task)
+    elif sys.argv[1:2] in (["offer"], ["read"]):
+        (offer if sys.argv[1] == "offer" else read)(sys.argv[2])
     else:
         main()
