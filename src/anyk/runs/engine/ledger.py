@@ -143,7 +143,7 @@ class Ledger:
         batch, newest = self._given.get(event.task), self._versions.newest
         if batch is None or batch.versions == newest:
             return 0
-        slot = batch.chunk(batch.place_of(event)).slot
+        slot = batch.chunks[event.task - batch.first][event.chunk].slot
         return newest[slot] - batch.versions[slot]
 
     def progress(self, event: Progress) -> None:
