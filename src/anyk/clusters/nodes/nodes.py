@@ -356,6 +356,7 @@ class Nodes(Networked[NodeHandle]):
         )
         super().__init__(options, NodeHandle)
         self.slices, self.address, self.port = slices, address, port
+        self.in_slices = bool(slices)
         self._hub = join_nodes(address, port)
         self.carrier = self._hub.carrier
         self.run = 0
