@@ -13,8 +13,8 @@ import numpy as np
 from common import show
 
 import anyk
+from anyk.clusters.store import alike
 from anyk.runs.engine import driver
-from anyk.runs.engine.agreement import Agreement
 
 PAIRS = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000
 WORKERS, GROUPS = 6, 2
@@ -69,9 +69,6 @@ def right(name, problem, spec):
 
 def wrong(dtype, size=10_000, trials=3_000):
     """Print the share of changed messages that are told from the right one."""
-    same = Agreement._equal
-    agreement = object.__new__(Agreement)
-    agreement._tolerance = 0.0
     for name in ("sign", "places", "bit"):
         noticed = 0
         for _ in range(trials):
@@ -86,19 +83,17 @@ def wrong(dtype, size=10_000, trials=3_000):
                 other.view(f"u{message.itemsize}")[i] ^= np.array(
                     1 << int(MADE.integers(8 * message.itemsize)), f"u{message.itemsize}"
                 )
-            noticed += not same(agreement, message, other)
+            noticed += not alike(message, other, 0.0)
         print(f"{dtype}, wrong {name:<27} {noticed:,} of {trials:,} found", flush=True)
 
 
 def times():
-    agreement = object.__new__(Agreement)
-    agreement._tolerance = 0.0
     message = MADE.normal(size=1_000_000).astype(np.float32)
     other, target = message.copy(), np.empty_like(message)
     pairs, copies = [], []
     for _ in range(101):
         start = time.perf_counter()
-        assert Agreement._equal(agreement, message, other)
+        assert alike(message, other, 0.0)
         middle = time.perf_counter()
         np.copyto(target, message)
         pairs.append(1e3 * (middle - start))

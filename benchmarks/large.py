@@ -98,8 +98,8 @@ class Phases(Callback):
         print(f"need {info.driver.need.total}\nphase steps", flush=True)
 
     def on_end(self, info):
-        states = self.driver.versions.optimizer_states.values()
-        print(f"state {sum(v.nbytes for state in states for v in state.values())}\nphase result", flush=True)
+        state = self.driver.versions.optimizer_states("model")
+        print(f"state {sum(vector.nbytes for vector in state.values())}\nphase result", flush=True)
 
 
 def train(spec, parameters, steps, folder):

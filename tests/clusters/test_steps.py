@@ -17,7 +17,7 @@ from anyk.base.arrays import NO_GRADIENT, Floats, Vector, Vectors
 from anyk.base.errors import RunFailed
 from anyk.base.keyed import array_digest
 from anyk.clusters.messages import Messages
-from anyk.clusters.steps import MixPlan, ModelTerm, PartOfStep, StaleMessage, StepPlan
+from anyk.clusters.steps import OUTER, MixPlan, ModelTerm, PartOfStep, StaleMessage, StepPlan
 from anyk.clusters.store import Message, VectorStore
 from anyk.optimizers import OptaxOptimizer, Optimizer, TorchOptimizer, optimizer, registry
 
@@ -146,7 +146,8 @@ def elementwise() -> list[Any]:
 def test_steps_in_parts_have_the_bits_of_the_whole(make: Any, dtype: Any) -> None:
     whole, at_once = fitted(make()), fitted(make())
     store = new_store(dtype)
-    state, state_at_once = whole.start(store.model("model", 0)), at_once.start(store.model("model", 0))
+    store.start_optimizer("model", 0, whole)
+    state, state_at_once = store.optimizer_states("model"), at_once.start(store.model("model", 0))
     cuts = list(all_cuts())
     assert len(cuts) == 8
     divided = [[Holder(store, first, last) for first, last in pairwise(cut)] for cut in cuts]
@@ -159,7 +160,7 @@ def test_steps_in_parts_have_the_bits_of_the_whole(make: Any, dtype: Any) -> Non
         blank = store.blank("model")
         step = PartOfStep(plan, store, w=store.model("model", t), out=blank, penalties=penalties)
         expected, bits = step.take_at_once(at_once, state_at_once)
-        w, digest = store.apply(plan, whole, state, penalties)
+        w, digest = store.apply(plan, whole, penalties)
         assert w.tobytes() == expected.tobytes()
         assert digest == bits == array_digest(w)
         for holders in divided:
@@ -171,8 +172,47 @@ def test_steps_in_parts_have_the_bits_of_the_whole(make: Any, dtype: Any) -> Non
     assert np.array_equal(versions[2][NEVER], versions[0][NEVER])  # parameters without a gradient rest
     assert np.array_equal(versions[4][LATE], versions[3][LATE]) and not np.array_equal(versions[4], versions[3])
     for holders in divided:
-        check_states(state, [holder.state for holder in holders])
+        parts = [holder.state for holder in holders]
+        check_states(state, parts)
+        check_equal(whole.joined_state(parts), state)
+        for holder in holders:
+            check_equal(whole.state_at(state, slice(holder.first, holder.last)), holder.state)
     check_states(state, [state_at_once])
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_compensated_steps_are_those_of_plain_torch(name: str) -> None:
+    """In plain torch a parameter without a gradient (``grad`` is None) has no correction, and is not stepped."""
+    options = {"lr": 0.05, "weight_decay": 0.3} | ({"momentum": 0.9} if name == "SGD" else {})
+    store, steps_by = new_store(np.float32), fitted(TorchOptimizer(name, **options))
+    ends = np.cumsum([int(np.prod(shape)) for shape in SHAPES])
+    first = store.model("model", 0)
+    pieces = [torch.tensor(piece, requires_grad=True) for piece in np.split(first.copy(), ends[:-1])]
+    plain = getattr(torch.optim, name)(pieces, **options)
+    store.start_optimizer("model", 0, steps_by)
+    for t, late in enumerate((True, False, True, False)):
+        receive(store, t, late=late)
+        stale = tuple(StaleMessage(message, 0, 0.04) for message in MESSAGES)
+        plan = StepPlan("model", t, MESSAGES, (1.0, 0.5, 2.0), divisor=7.0, compensation=stale)
+        w = store.model("model", t)
+        messages = [store.arrived[message].vector for message in MESSAGES]
+        gradient = sum(weight * g for weight, g in zip(plan.weights, messages, strict=True))
+        gradient = (gradient + sum(0.04 * g * g * (w - first) for g in messages)) / 7.0
+        resting = [NEVER.stop] if late else [NEVER.stop, LATE.stop]
+        for piece, slope, end in zip(pieces, np.split(gradient, ends[:-1]), ends, strict=True):
+            piece.grad = None if end in resting else torch.tensor(slope)
+        plain.step()
+        following, _ = store.apply(plan, steps_by)
+        store.publish("model", t + 1, following)
+        expected = np.concatenate([piece.detach().numpy() for piece in pieces])
+        assert following == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert np.array_equal(following[LATE], w[LATE]) is (not late)
+
+
+def check_equal(one: Vectors, other: Vectors) -> None:
+    assert set(one) == set(other)
+    for name, vector in one.items():
+        assert vector.shape == other[name].shape and vector.tobytes() == other[name].tobytes(), name
 
 
 def check_states(state: Vectors, parts: list[Vectors]) -> None:
@@ -198,7 +238,10 @@ def test_mixes_in_parts_have_the_bits_of_the_whole(outer: tuple[str, float] | No
     steps_by = None if outer is None else optimizer(outer[0], lr=outer[1])
     plan = StepPlan("model", 1, MESSAGES, (0.2, 0.2, 0.1), scale=0.5, mix=MIXED._replace(outer=outer))
     w = store.model("model", 1)
-    whole, digest = store.apply(plan, steps_by, {} if steps_by is None else steps_by.start(w))
+    store.start_optimizer("model", 1, optimizer("gd", lr=0.1))
+    whole, digest = store.apply(plan, optimizer("gd", lr=0.1))
+    kept = {OUTER + name for name in ([] if steps_by is None else steps_by.start(w))}
+    assert kept <= store.optimizer_states("model").keys()
     assert digest == array_digest(whole)
     expected = sum(weight * store.arrived[key].vector for key, weight in zip(MESSAGES, plan.weights, strict=True))
     expected = expected + sum(weight * store.model(slot, version) for slot, version, weight in MIXED.models)
@@ -258,7 +301,8 @@ def test_other_optimisers_step_the_whole_model(make: Any) -> None:
     gradient = store.combine(MESSAGES, plan.weights) / 7.0
     expected = made.step(w, gradient.astype(np.float32), made.start(w), 0, 0.5)
     assert PartOfStep(plan, store, w=w, out=np.empty_like(w)).take(made, made.start(w)) is None
-    stepped, digest = store.apply(plan, made, made.start(w))
+    store.start_optimizer("model", 0, made)
+    stepped, digest = store.apply(plan, made)
     assert stepped.tobytes() == expected.tobytes() and digest == array_digest(expected)
     assert not np.array_equal(stepped, w)
 
@@ -279,5 +323,6 @@ def test_a_part_that_is_not_finite_ends_the_run() -> None:
     holders[0].take(plan, optimizer("gd", lr=0.1))
     with pytest.raises(RunFailed, match="diverged at step 0"):
         holders[1].take(plan, optimizer("gd", lr=0.1))
+    store.start_optimizer("model", 0, optimizer("gd", lr=0.1))
     with pytest.raises(RunFailed, match="diverged at step 0"):
-        store.apply(plan, optimizer("gd", lr=0.1), {})
+        store.apply(plan, optimizer("gd", lr=0.1))

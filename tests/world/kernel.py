@@ -63,7 +63,7 @@ class Pipe:
 class ReadEnd(Open):
     def __init__(self, pipe: Pipe) -> None:
         super().__init__()
-        self.pipe = pipe
+        self.pipe, self.blocking = pipe, True
 
     def release(self) -> None:
         self.pipe.readers = 0

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from .auditors import Broken
+from .broken import Broken
 from .choices import Deviations
 from .folder import FolderWorld
 from .kernel import Deadlock, Endless
-from .world import ENDINGS, FAMILIES, NOT_MPI, Options, World, in_folder, on_mpi
+from .world import ENDINGS, FAMILIES, NOT_MPI, OF_NODES, Options, World, in_folder, on_mpi, on_nodes
 
 # what has to happen in a long series of seeds, besides every family of faults
 STATES = (
@@ -25,6 +25,7 @@ STATES = (
     "preempted", "cancelled while sending", "interrupted at once", "reversed", "waited longer",
 )  # fmt: skip
 NOT_ON_MPI = {*NOT_MPI, "restarted", "helper replaced"}
+NOT_ON_NODES = {"helper replaced", "wrong numbers"}  # that is an agent's business
 ENDED = ("saved", "resumed", "from a checkpoint", "begun again", "interrupted", "interrupted at once")  # in folders
 
 
@@ -114,8 +115,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak world")
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
-    kinds = {"memory": Options.draw, "mpi": on_mpi, "folder": in_folder}
-    parser.add_argument("--runs", choices=tuple(kinds), default="memory", help="in memory, there on MPI, or in folders")
+    kinds = {"memory": Options.draw, "mpi": on_mpi, "nodes": on_nodes, "folder": in_folder}
+    where = "in memory, there on MPI or nodes, or in folders"
+    parser.add_argument("--runs", choices=tuple(kinds), default="memory", help=where)
     chosen = parser.parse_args()
     began = time.monotonic()
     kind, calls = chosen.runs, hashlib.sha256()
@@ -132,6 +134,7 @@ def main() -> int:
     expected = {
         "memory": {*FAMILIES, *STATES},
         "mpi": {*FAMILIES, *STATES} - NOT_ON_MPI,
+        "nodes": {*FAMILIES, *STATES, *OF_NODES} - NOT_ON_NODES,
         "folder": {*ENDINGS, *ENDED, "damage"},
     }
     missing = [name for name in sorted(expected[kind]) if not happened[name]]

@@ -24,7 +24,7 @@ from anyk.clusters.processes import forkserver, memory, processes, shared_worker
 from anyk.clusters.remote import handles, losses, remote, workforce
 from anyk.clusters.remote import worker as remote_worker
 
-from . import fake_mpi, fake_ray
+from . import fake_mpi, fake_ray, fleet
 from .kernel import EndOf, Kernel, Memory, MemoryFile, Open, Pipe, ReadEnd, SocketEnd, WriteEnd
 
 
@@ -89,7 +89,7 @@ class _Os:
 
     def set_blocking(self, number: int, blocking: bool) -> None:
         file = self._kernel.file(number)
-        assert isinstance(file, WriteEnd)
+        assert isinstance(file, (ReadEnd, WriteEnd))
         file.blocking = blocking
 
     def close(self, number: int) -> None:
@@ -116,6 +116,8 @@ class _Os:
         kernel, file = self._kernel, self._kernel.file(number)
         assert isinstance(file, ReadEnd)
         kernel.call("read", number)
+        if not (file.blocking or file.readable()):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         kernel.wait(file.readable)
         data = bytes(file.pipe.data[:most])
         del file.pipe.data[: len(data)]
@@ -351,8 +353,11 @@ class _Popen:
 
 
 @contextlib.contextmanager
-def installed(kernel: Kernel) -> Iterator[_Os]:
-    """Let the kernel carry out the calls of the ``processes`` cluster while the context lasts; yield its ``os``."""
+def installed(kernel: Kernel, machines: fleet.Fleet | None = None) -> Iterator[_Os]:
+    """Let the kernel carry out the calls of all clusters while the context lasts; yield its ``os``.
+
+    ``machines``: those of the cluster ``nodes``.
+    """
     time, os, readable = Time(kernel), _Os(kernel), _Select(kernel).readable
     sockets = _SocketModule(kernel)
     subprocess = SimpleNamespace(
@@ -433,4 +438,6 @@ def installed(kernel: Kernel) -> Iterator[_Os]:
                 stack.enter_context(mock.patch.object(module, name, value))
         stack.enter_context(fake_ray.installed(kernel, time, os, crashed))
         os.mpi = stack.enter_context(fake_mpi.installed(kernel, time, os, crashed))
+        if machines is not None:
+            stack.enter_context(fleet.installed(machines, time, os, readable, crashed))
         yield os

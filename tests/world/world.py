@@ -16,8 +16,10 @@ from unittest import mock
 import numpy as np
 
 import anyk
-from anyk.clusters import Cluster, Mpi, Ray
+from anyk.base import keyed
+from anyk.clusters import Cluster, Mpi, Nodes, Ray
 from anyk.clusters.messages import Messages
+from anyk.clusters.nodes import nodes
 from anyk.clusters.processes import Processes, processes
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.losses import LossUnknown, Question
@@ -27,8 +29,10 @@ from anyk.testing import Squares
 from strategy_schedules import built
 
 from . import auditors, system
+from .broken import Broken
 from .choices import Choices, Deviations
 from .fake_mpi import Program
+from .fleet import Fleet
 from .kernel import Deadlock, Endless, Kernel, SocketEnd
 
 STRATEGIES = (
@@ -45,12 +49,20 @@ FAMILIES = (
     "stop driver", "kill driver", "checkpoint", "question", "lose worker", "freeze worker", "half open", "clock jump",
     "interrupt", "drain",
 )  # fmt: skip
+OF_NODES = (
+    "kill node", "stop node", "link down", "link slow", "link reset", "changed bytes", "stranger", "other version",
+    "second node",
+)  # fmt: skip
 ENDINGS = ("kill driver", "power loss", "interrupt")  # faults that end the driver
 NOT_MPI = ("kill helper", "stop helper", "no fork", "no memory", "half open", "lose worker", "drain")
 SYSTEM = ("kill helper", "stop helper", "no fork", "no memory", "half open")  # only of the processes cluster
 TOLERANT = (  # strategies that make progress although one worker never answers, and does not end
     "frc:load=2", "cyclic:stragglers=1", "k-sync:k=3", "async", "k-async:k=2", "k-batch-async:k=3",
     "uncoded:wait=3,cancel=discard", "frc:load=2,cancel=discard", "anytime:deadline=0.02,parts=2", "fedbuff:tau=2,k=3",
+)  # fmt: skip
+SLICED = (  # strategies whose vectors may lie in slices
+    "uncoded", "frc:load=2", "k-sync:k=3", "async", "k-async:k=2", "uncoded:wait=3,cancel=discard",
+    "frc:load=2,cancel=discard", "uncoded:wait=3,snapshot=3", "frc:load=2,check=1", "uncoded:models=2",
 )  # fmt: skip
 _OURS = ("helper", "worker")
 _FAULTS = 6  # the most faults of a run
@@ -60,6 +72,10 @@ _STOPS = (0.003, 0.05, 1.0, 5.0)  # seconds that a stopped process stands still
 _JUMPS = (0.05, 5.0, 200.0)  # seconds by which the clock jumps, as after a machine has slept
 _RARER = 5  # how many times as rare as reversed replies it is that the driver waits for one reply more
 _AWAY = 2.0  # seconds that a drained worker stays away
+LONGEST = {"processes": 40_000, "ray": 40_000, "mpi": 40_000, "nodes": 100_000, "folder": 200_000}  # calls of a run
+_OUT = (2.0, 8.0, 45.0)  # seconds that a machine is stopped, or its link down
+_SLICE = 24  # bytes of a slice, and so of a piece
+_PIECES = (1 << 20, 256, 24)  # bytes of a piece in which vectors are read
 _SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
 # the ways in which a run may fail, and the faults of which at least one must have occurred
 _EXPLAINED = {
@@ -70,8 +86,13 @@ _EXPLAINED = {
     "did not load their partitions": ("clock jump", "stop helper", "stop worker", "freeze worker"),
     "did not start": ("lose worker", "crash"),  # given up before it was ready
     # workers are given up, or were asked again twice in vain
-    "cannot be taken under": ("lose worker", "crash", "nan", "wrong numbers"),
-    "most replies": ("nan",),
+    "cannot be taken under": ("lose worker", "crash", "nan", "wrong numbers", "changed bytes"),
+    "most replies": ("nan", "changed bytes"),
+    "does not match the driver's digests": ("changed bytes",),
+    "with its slice of the model": ("kill node", "link down", "other version", "no memory"),
+    "a node was lost with a vector": ("kill node", "link down", "other version", "no memory"),
+    "could not read a vector": ("changed bytes",),
+    "have not joined within": ("kill node", "clock jump"),
     "cannot be decided": ("wrong numbers",),  # which of two replicas was wrong
 }
 
@@ -104,6 +125,7 @@ class Options:
     reversal: float  # probability that two replies that have arrived together are taken in the other order
     buffers: int  # reply buffers of a worker
     folder: FolderOptions | None = None
+    slices: bool = False  # whether nodes hold slices of models
 
     @classmethod
     def draw(cls, seed: int) -> Options:
@@ -135,6 +157,19 @@ def on_mpi(seed: int) -> Options:
     options = Options.draw(seed)
     families = tuple(family for family in options.families if family not in NOT_MPI)
     return replace(options, cluster="mpi", families=families)
+
+
+def on_nodes(seed: int) -> Options:
+    """Return the circumstances of a seed, on three machines, with what may happen to these."""
+    options = Options.draw(seed)
+    draw = random.Random(f"{seed} nodes")
+    others = draw.sample(options.families, min(len(options.families), draw.choice((0, 1, 2))))
+    families = draw.sample(OF_NODES, draw.choice((0, 1, 1, 2))) + others
+    if "wrong numbers" in others:  # they are found if a second message of the same sum arrives
+        families = [family for family in families if family != "changed bytes"]
+    if draw.random() < 0.3:
+        options = replace(options, strategy=draw.choice(SLICED), slices=True)
+    return replace(options, cluster="nodes", families=tuple(sorted(families)))
 
 
 def in_folder(seed: int) -> Options:
@@ -178,10 +213,15 @@ class World:
             self.choices,
             preemption=options.preemption,
             capacity=options.capacity,
-            longest=40_000 if options.folder is None else 200_000,
+            longest=LONGEST["folder" if options.folder is not None else options.cluster],
         )
         self.happened = Counter[str]()
         self._faults_left = _FAULTS
+        draw = random.Random(f"{seed} fleet")
+        lasting, pieces = draw.random() < 0.5, draw.choice(_PIECES)
+        self.machines: Fleet | None = None
+        if options.cluster == "nodes":
+            self.machines = Fleet(kernel, lasting=lasting, pieces=_SLICE if options.slices else pieces)
         self._menu = self._faults()
         self._saved: tuple[str, dict[str, Any], dict[int, Any]] | None = None
         self._history: dict[tuple[str, int], Any] = {}
@@ -242,11 +282,38 @@ class World:
                     menu += [(family, lambda i=i: self._drain(i)) for i in workers]
                 case "checkpoint":
                     menu.append((family, self._request_checkpoint))
+                case _ if family in OF_NODES:
+                    menu += self._of_nodes(family)
                 case "no fork" | "no memory":
                     menu.append((family, lambda family=family: self._deny(family)))
         if "kill driver" in self.options.families and "checkpoint" not in self.options.families:
             menu += [("checkpoint", self._request_checkpoint)] * 2
         return menu
+
+    def _of_nodes(self, family: str) -> list[tuple[str, Callable[[], bool]]]:
+        machines = self.machines
+        assert machines is not None
+        ranks = range(machines.size)
+        match family:
+            case "kill node":
+                return [(family, lambda i=i: machines.kill(i)) for i in ranks]
+            case "stop node":
+                return [(family, lambda i=i, s=s: machines.stop(i, s)) for i in ranks for s in _OUT]
+            case "link down":  # of a node: if the driver's is, nobody reaches anybody
+                return [(family, lambda i=i, s=s: machines.cut(i, s)) for i in ranks[1:] for s in _OUT]
+            case "link slow":
+                return [(family, lambda i=i: machines.slow(i, _OUT[0])) for i in ranks]
+            case "link reset":
+                return [(family, lambda i=i: machines.reset(i)) for i in ranks[1:]]
+            case "stranger":
+                kinds = ("entry", "replay", "join", "garbage")
+                return [(family, lambda kind=kind: machines.stranger(kind)) for kind in kinds]
+            case "other version":
+                return [(family, lambda i=i: machines.kill(i, other_version=True)) for i in ranks[1:]]
+            case "second node":
+                return [(family, lambda i=i: machines.second(i)) for i in ranks[1:]]
+            case _:
+                return [(family, lambda c=c: self._deny(family, c)) for c in (1, 3)]
 
     def _disturb(self, where: str) -> None:
         # in the constructor of Popen it would leave what only the garbage collector closes
@@ -376,10 +443,14 @@ class World:
             return -(3.0 + int(worker)) * value if self._denies(f"wrong numbers {worker}") else value
 
         with (
-            system.installed(kernel) as os,
+            system.installed(kernel, self.machines) as os,
             mock.patch.object(Messages, "partial_gradient", computed),
             mock.patch.object(processes, "_BUFFERS", self.options.buffers),
+            mock.patch.object(nodes, "_BUFFERS", self.options.buffers),
+            mock.patch.object(keyed, "PART", _SLICE // 8 if self.options.slices else keyed.PART),
         ):
+            if self.machines is not None:
+                self.machines.network.spoils = lambda: self._denies("changed bytes")
             os.fork_fails, os.memory_lacks = lambda: self._denies("no fork"), lambda: self._denies("no memory")
             try:
                 while True:
@@ -403,7 +474,7 @@ class World:
         assert self._driver is not None
         steps = self._driver.step
         if self.explained is None and steps < self.options.steps:
-            raise auditors.Broken("progress", f"{steps} of {self.options.steps} steps, and no reason")
+            raise Broken("progress", f"{steps} of {self.options.steps} steps, and no reason")
         return Outcome(steps, kernel.calls, self.explained, self.choices.deviations, self.happened, kernel.trace)
 
     def _prepare(self) -> None:
@@ -420,12 +491,19 @@ class World:
         options, kernel = self.options, self.kernel
         if options.cluster == "mpi":
             self._start_ranks(program)
+        if self.machines is not None:
+            self.machines.begin()
         before = {"files": len(kernel.current.files)}
         saved = {} if self._saved is None else json.loads(self._saved[0])["versions"]
         self._history = {key: w for key, w in self._history.items() if key[1] <= saved.get(key[0], -1)}
         strategy = built(options.strategy, options.workers)
-        make = {"processes": Processes, "ray": Ray, "mpi": Mpi}[options.cluster]
-        cluster: Cluster = make(options.workers, seed=self.seed)
+        make = {"processes": Processes, "ray": Ray, "mpi": Mpi, "nodes": Nodes}[options.cluster]
+        settings: dict[str, Any] = {"slices": "nodes"} if options.slices else {}
+        try:
+            cluster: Cluster = make(options.workers, seed=self.seed, **settings)
+        except KeyboardInterrupt:  # nodes are joined here
+            self.happened["interrupted at once"] += 1
+            kernel.exit(130)
         driver = self._driver = Driver(
             strategy,
             cluster,
@@ -434,6 +512,8 @@ class World:
             steps=options.steps,
             on_event=self._on_event,
         )
+        if self.machines is not None:
+            self.machines.watch(nodes._hub.carrier)
         altered = "wrong numbers" in options.families
         self._auditors = auditors.Auditors(driver, kernel, self._history, altered=altered)
         self._reverse(cluster)
@@ -468,6 +548,7 @@ class World:
         """End the driver's program after an interrupt; a second one, while the cluster was closed, may leave things."""
         if self.options.cluster == "mpi":
             program.world.Abort(130)
+        self._leave_nodes()
         if not self._closing and self._raised < 2:
             auditors.check_ended(self.kernel, before)
         self.kernel.exit(130)
@@ -480,7 +561,16 @@ class World:
             except KeyboardInterrupt:  # which mpiexec passes on to all ranks
                 program.world.Abort(130)
                 self.kernel.exit(130)
+        self._leave_nodes()
         auditors.check_ended(self.kernel, before)
+
+    def _leave_nodes(self) -> None:
+        """Do what the end of the driver's program does on the cluster ``nodes``."""
+        if self.machines is not None and nodes._hub is not None:
+            try:
+                nodes._hub.end()
+            except KeyboardInterrupt:
+                self.kernel.exit(130)
 
     def _explain(self, error: anyk.RunFailed) -> None:
         """Note why the run has failed; raise if none of the faults explains it."""
@@ -488,7 +578,7 @@ class World:
         if self.options.cluster == "mpi" and "lose worker" in causes:
             causes.add("kill worker")  # a rank that has died is not replaced
         if not any(self.happened[fault] for fault in causes):
-            raise auditors.Broken("progress", f"the run failed: {error}") from error
+            raise Broken("progress", f"the run failed: {error}") from error
         self.explained = str(error)
         if self._driver is not None:
             self._happens(self._driver.cluster, self._driver)
@@ -497,6 +587,8 @@ class World:
         self._busy = True  # auditors are not disturbed
         try:
             self._auditors.on_event(driver)
+            if self.machines is not None:
+                self.machines.check()
         finally:
             self._busy = False
         if self._ask:
@@ -546,9 +638,7 @@ class World:
                 with contextlib.suppress(LossUnknown):
                     value = question.result() / len(problem.centres)
                     if not np.isclose(value, problem.loss(question.model), rtol=1e-9):
-                        raise auditors.Broken(
-                            "losses", f"workers answer {value} instead of {problem.loss(question.model)}"
-                        )
+                        raise Broken("losses", f"workers answer {value} instead of {problem.loss(question.model)}")
                     self.happened["answered"] += 1
 
     def _happens(self, cluster: Cluster, driver: Driver) -> None:

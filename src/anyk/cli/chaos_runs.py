@@ -30,7 +30,7 @@ class ChaosOptions(ProblemOptions):
     """The options of ``chaos``."""
 
     strategy: str = option(default="frc:load=2", metavar="SPEC", help="Strategy; see 'anyk list strategies'.")
-    cluster: str = option(default="processes", metavar="SPEC", help="processes or ray.")
+    cluster: str = option(default="processes", metavar="SPEC", help="processes, ray or nodes.")
     workers: Workers = option(
         default="6", metavar="N|RANGE", callback=read_workers, help="Number of workers, n, or a range such as 3..6."
     )
@@ -40,8 +40,10 @@ class ChaosOptions(ProblemOptions):
     stop: str = _rate("Stop a random worker for up to 2 seconds at this rate (SIGSTOP)")
     freeze: int = option(default=0, help="Number of workers that are stopped all the time.")
     slow: str = option(default="", show_default=False, metavar="FACTOR", help="Slow one worker by a factor, as 3x.")
-    corrupt: str = _rate("Alter finite numbers of a message at this rate; needs draco or check=1")
+    corrupt: str = _rate("Alter numbers of a message at this rate; needs a strategy that compares all, such as draco")
     nan: str = _rate("Have a worker send a message that is not a number at this rate")
+    node_kill: str = _rate("Kill a node at this rate, and start it again; needs --cluster nodes")
+    node_stop: str = _rate("Stop a node for up to 8 seconds at this rate; needs --cluster nodes")
     driver: str = _rate("Kill the process that trains at this rate, and resume the run")
     disk_full: bool = option(is_flag=True, help="Once, let nothing more be written to files; then resume the run.")
     seconds: float = option(
@@ -64,7 +66,7 @@ def chaos(options: ChaosOptions) -> None:
 
     \b
     anyk chaos --kill 2/s --stop 1/s --driver 2/min
-    anyk chaos --strategy frc:load=3,check=1 --corrupt 3/min --page chaos.html
+    anyk chaos --strategy draco --corrupt 3/min --page chaos.html
     """
     from anyk.testing import FaultPlan
     from anyk.testing import chaos as run_chaos

@@ -8,7 +8,7 @@ from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.messages import Messages
 from anyk.clusters.mpi import Mpi, join
-from anyk.clusters.nodes import Nodes, Survey, join_nodes, nodes_of_job, survey_nodes
+from anyk.clusters.nodes import Nodes, Survey, join_nodes, no_slices, nodes_of_job, survey_nodes
 from anyk.clusters.processes import Processes
 from anyk.clusters.ray import Ray
 from anyk.clusters.remote.handles import is_stopped
@@ -86,6 +86,7 @@ __all__ = [
     "is_stopped",
     "join",
     "join_nodes",
+    "no_slices",
     "nodes_of_job",
     "register",
     "registry",

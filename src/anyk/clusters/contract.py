@@ -17,7 +17,7 @@ from anyk.base.html import html_table
 from anyk.base.specs import show_spec
 from anyk.clusters.injection import ClusterOptions, Injection
 from anyk.clusters.local import Local
-from anyk.clusters.store import VectorStore
+from anyk.clusters.store import Elsewhere, VectorStore
 from anyk.problems.base import Partitions
 from anyk.protocol import Cancel, Cut, Dispatch, Event, Layout, ProjectMessage, RequestMessage, SetAlarm
 
@@ -38,6 +38,7 @@ class Cluster(ABC):
     recorded: bool = False  # whether events are read from a log
     name: str = ""
     workers_here: bool = False  # whether workers are processes of this machine and share its memory
+    in_slices: bool = False  # whether models lie in slices elsewhere, and the driver reads them when it is asked to
     passes_time: bool = True  # whether anything takes time; otherwise a limit in seconds is never reached
 
     def __init__(self, options: ClusterOptions) -> None:
@@ -110,7 +111,7 @@ class Cluster(ABC):
     # ------------------------------------------------------------------------------------------- models and messages
 
     @abstractmethod
-    def publish(self, slot: str, version: int, w: Vector | None) -> None:
+    def publish(self, slot: str, version: int, w: Vector | Elsewhere | None) -> None:
         """Announce a version, written to a ``store.blank``; tasks dispatched later use the newest version.
 
         ``w`` is None if only times are simulated: delays may still depend on the version.

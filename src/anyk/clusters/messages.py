@@ -64,6 +64,18 @@ def inspect_message(message: Vector) -> tuple[str | None, int]:
     return f"not finite ({'NaN' if np.isnan(message).any() else 'Inf'})", bits
 
 
+def add_weighted(terms: Sequence[tuple[Vector, float]], size: int) -> Floats:
+    """Return the weighted sum of vectors of a ``size``, added in order; float64."""
+    total = np.full(size, NO_GRADIENT)
+    for vector, weight in terms:
+        total += _weighted(vector, weight)
+    return total
+
+
+def _weighted(vector: Vector, weight: float) -> Vector:
+    return vector if weight == 1.0 else np.multiply(vector, weight, dtype=np.float64)
+
+
 @lru_cache(maxsize=8)
 def _weights(count: int, dtype: str) -> Vector:
     return keyed_generator(0, "weights of a digest", count).uniform(1.0, 2.0, count).astype(dtype)
@@ -421,8 +433,7 @@ class Messages:
             elif last - first < self.partitions.dimension:
                 a, b = np.searchsorted(support, (first, last))
                 support, message = support[a:b] - first, message[a:b]
-            if weight != 1.0:
-                message = np.multiply(message, weight, dtype=np.float64)
+            message = _weighted(message, weight)
             if support is None:
                 total += message
             else:  # one pass; += would read, add and write separately

@@ -21,8 +21,10 @@ from anyk.base.errors import RunFailed
 from anyk.base.keyed import array_digest
 from anyk.clusters.vector_parts import sum_over_parts
 from anyk.optimizers import Optimizer
+from anyk.optimizers import optimizer as build_optimizer
 
 Place = tuple[int, int]  # a message, by its task and chunk
+OUTER = "outer "  # with which the names of an outer optimiser's vectors begin
 
 
 class StaleMessage(NamedTuple):
@@ -74,6 +76,27 @@ class StepPlan(NamedTuple):
     def optimised(self) -> bool:
         """Whether an optimiser takes the step."""
         return self.mix is None or self.mix.outer is not None
+
+
+def stepping_by(plan: StepPlan, optimizer: Optimizer, states: Vectors, w: Vector) -> tuple[Optimizer | None, Vectors]:
+    """Return what steps by a plan, None if nothing does, and its state among a slot's ``states``.
+
+    ``w``: the model from which it steps, or the part of it whose states these are.
+    """
+    if plan.mix is None:
+        return optimizer, states
+    if plan.mix.outer is None:
+        return None, {}
+    spec, rate = plan.mix.outer
+    outer = build_optimizer(spec, lr=rate)
+    state = {name.removeprefix(OUTER): vector for name, vector in states.items() if name.startswith(OUTER)}
+    return outer, state or outer.start(w)
+
+
+def note_state(plan: StepPlan, states: Vectors, state: Vectors) -> None:
+    """Put the ``state`` of :func:`stepping_by` after the step among a slot's states."""
+    if state is not states:
+        states.update({OUTER + name: vector for name, vector in state.items()})
 
 
 class Source(Protocol):
@@ -159,7 +182,8 @@ class PartOfStep:
         plan, w = self._plan, self._w[part]
         g = self._source.combine(plan.messages, plan.weights, self._coordinates(part))
         if plan.compensation is not None:
-            g += self._compensation(plan.compensation, part)
+            correction = self._compensation(plan.compensation, part)
+            np.add(g, correction, out=g, where=correction != 0.0)  # adding 0.0 would remove the mark of no gradient
         g /= plan.divisor
         if self._penalties is not None:
             g += w * self._penalties[part]

@@ -10,7 +10,7 @@ import numpy as np
 from anyk.base.arrays import Floats, Vector, Vectors
 from anyk.clusters.local import State
 from anyk.clusters.messages import WHOLE, Messages
-from anyk.clusters.steps import PartOfStep, Place, StepPlan
+from anyk.clusters.steps import PartOfStep, Place, StepPlan, note_state, stepping_by
 from anyk.optimizers import Optimizer
 from anyk.protocol import Chunk, RequestMessage, Task
 
@@ -35,6 +35,10 @@ class Carried(NamedTuple):
         return [(f"{CARRIED} {piece}", self.content) for piece in range(self.pieces)]
 
 
+class Elsewhere:
+    """A version whose numbers are not in this process."""
+
+
 class Message(NamedTuple):
     """A message that has arrived."""
 
@@ -42,6 +46,17 @@ class Message(NamedTuple):
     vector: Vector
     worker: int
     buffer: Any = None  # the place where other workers can read it, if not in the driver's memory
+
+
+def alike(one: Vector, other: Vector, tolerance: float) -> bool:
+    """Return whether two messages have the same bits, or differ by at most ``tolerance`` of the larger norm."""
+    word = "u8" if one.nbytes % 8 == 0 else f"u{one.itemsize}"  # bits, not numbers: 0.0 and -0.0 differ
+    if np.array_equal(one.view(word), other.view(word)):
+        return True
+    if not tolerance:
+        return False
+    largest = max(np.linalg.norm(one), np.linalg.norm(other))
+    return bool(np.linalg.norm(one - other) <= tolerance * largest)
 
 
 class VectorStore:
@@ -54,6 +69,7 @@ class VectorStore:
         self._messages = messages
         self._models: dict[tuple[str, int], Vector] = {}
         self.carried: dict[tuple[str, int], Carried] = {}  # by slot and version, of those that carry values
+        self._optimizer_states: dict[str, Vectors] = {}  # by slot
         self.arrived: dict[Place, Message] = {}
         self.readers: dict[Place, int] = {}  # the number of tasks in flight that start from a message
         self.freed: set[Place] = set()  # messages that only tasks in flight still need
@@ -72,8 +88,9 @@ class VectorStore:
         """Return a buffer for a slot's next version, to be written and then published."""
         return np.empty(self.messages.partitions.dimension, dtype=self.messages.dtype)
 
-    def publish(self, slot: str, version: int, w: Vector) -> None:
+    def publish(self, slot: str, version: int, w: Vector | Elsewhere) -> None:
         """Store a version; its memory is not written again."""
+        assert not isinstance(w, Elsewhere)
         self._models[slot, version] = w
 
     def model(self, slot: str, version: int) -> Vector:
@@ -84,21 +101,31 @@ class VectorStore:
         """Return the numbers of a version at these coordinates."""
         return self.model(slot, version)[coordinates]
 
+    def start_optimizer(self, slot: str, version: int, optimizer: Optimizer, states: Vectors | None = None) -> None:
+        """Prepare steps of a slot from a version that has been published, by default with the state of a first step."""
+        self._optimizer_states[slot] = optimizer.start(self.model(slot, version)) if states is None else states
+
+    def optimizer_states(self, slot: str) -> Vectors:
+        """Return the state of a slot's optimiser, and of the outer one; callers may add what they observe."""
+        return self._optimizer_states[slot]
+
     def apply(
-        self, plan: StepPlan, optimizer: Optimizer | None, state: Vectors, penalties: Vector | None = None
-    ) -> tuple[Vector, int]:
+        self, plan: StepPlan, optimizer: Optimizer, penalties: Vector | None = None
+    ) -> tuple[Vector | Elsewhere, int]:
         """Take a step; return the slot's next version, to be published, and its digest.
 
-        ``state``: the optimiser's, which is changed. ``penalties``: the regulariser's factor of each coordinate, if it
-        is not the plan's for all. Raises :class:`~anyk.RunFailed` if the next version is not finite.
+        ``penalties``: the regulariser's factor of each coordinate, if it is not the plan's for all. Raises
+        :class:`~anyk.RunFailed` if the next version is not finite.
         """
-        out = self.blank(plan.slot)
-        step = PartOfStep(plan, self, w=self.model(plan.slot, plan.version), out=out, penalties=penalties)
-        digest = step.take(optimizer, state)
-        if digest is not None:
-            return out, digest
-        assert optimizer is not None  # without one every part can be stepped by itself
-        return step.take_at_once(optimizer, state)
+        w, states, out = self.model(plan.slot, plan.version), self._optimizer_states[plan.slot], self.blank(plan.slot)
+        steps_by, state = stepping_by(plan, optimizer, states, w)
+        step = PartOfStep(plan, self, w=w, out=out, penalties=penalties)
+        digest = step.take(steps_by, state)
+        if digest is None:
+            assert steps_by is not None  # without one every part can be stepped by itself
+            out, digest = step.take_at_once(steps_by, state)
+        note_state(plan, states, state)
+        return out, digest
 
     def release(self, slot: str, version: int) -> None:
         """Drop a version, and the content that no other version carries."""
@@ -115,20 +142,29 @@ class VectorStore:
         """Store a message of a checkpoint as if it had just arrived."""
         self.arrived[task, chunk] = Message(ids, message, worker)
 
+    def message(self, key: Place) -> Vector:
+        """Return the numbers of a message that has arrived."""
+        return self.arrived[key].vector
+
+    def alike(self, one: Place, other: Place, tolerance: float) -> bool:
+        """Return whether two messages have the same bits, or differ by at most ``tolerance`` of the larger norm."""
+        return alike(self.message(one), self.message(other), tolerance)
+
     def combine(self, messages: Sequence[Place], weights: Sequence[Any], coordinates: slice = WHOLE) -> Floats:
         """Return the weighted sum of messages, added in order, at the coordinates in ``coordinates``, as a new array.
 
         Several threads may call it simultaneously, each for a different part.
         """
-        terms = map(self.arrived.__getitem__, messages)
+        arrived = self.arrived
         return self.messages.add_up(
-            [(m.ids, m.vector, weight) for m, weight in zip(terms, weights, strict=True)], coordinates
+            [(arrived[key].ids, self.message(key), weight) for key, weight in zip(messages, weights, strict=True)],
+            coordinates,
         )
 
     def project(self, task: int, chunk: int, key: int) -> float | None:
         """Return the product of a message with the direction of a key; None if the message has been freed."""
         message = self.arrived.get((task, chunk))
-        return None if message is None else self.messages.project(message.ids, message.vector, key)
+        return None if message is None else self.messages.project(message.ids, self.message((task, chunk)), key)
 
     def covered(self, task: int, index: int, chunk: Chunk) -> tuple[int, ...]:
         """Return the partitions in a chunk's message."""
@@ -179,7 +215,7 @@ class VectorStore:
 
     def vectors(self) -> dict[str, Vector]:
         """Return the vectors to save: freed messages that tasks in flight still need, and the workers' states."""
-        freed = {f"read/{task}/{chunk}": self.arrived[task, chunk].vector for task, chunk in sorted(self.freed)}
+        freed = {f"read/{task}/{chunk}": self.message((task, chunk)) for task, chunk in sorted(self.freed)}
         return freed | {
             f"state/{worker}/{task}/{name}": vector
             for worker in range(len(self.states))

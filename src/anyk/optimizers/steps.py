@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar, cast
@@ -253,6 +253,14 @@ class Optimizer(ABC):
             )
 
         yield step
+
+    def state_at(self, state: State, coordinates: slice) -> State:
+        """Return the state of a part of the coordinates, for :meth:`stepping`."""
+        return {name: vector[coordinates] for name, vector in state.items()}
+
+    def joined_state(self, parts: Sequence[State]) -> State:
+        """Return the state of the whole model from those of its parts, in order."""
+        return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else ())}
 
     def _of_part(self, span: slice, offset: int) -> Optimizer:
         """Return the optimiser of a part of the coordinates from ``offset`` on."""

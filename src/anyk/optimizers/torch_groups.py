@@ -41,6 +41,13 @@ class TorchGroups:
             self._places.append(list(range(first, len(self.placed))))
         self.shapes = [ranked(parameter.shape) for parameter in self.placed]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what steps need elsewhere: without parameters and their state."""
+        shell = object.__new__(type(self.given))
+        shell.__dict__ |= vars(self.given) | {"state": {}, "param_groups": []}
+        shell.__dict__.pop("step", None)  # schedulers wrap it
+        return vars(self) | {"given": shell, "placed": []}
+
     @property
     def lr(self) -> float:
         """The largest learning rate."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from math import prod
@@ -224,6 +225,35 @@ class TorchOptimizer(Optimizer):
         )
         yield stepper.step
         stepper.drop_skipped()
+
+    def state_at(self, state: State, coordinates: slice) -> State:
+        bounds, part = self._bounds(), {}
+        for key, array in state.items():
+            begin, end = bounds(int(key.partition(".")[0]), array)
+            first, last = max(begin, coordinates.start), min(end, coordinates.stop)
+            if first > last or (first == last and begin < end):
+                continue
+            within = array.reshape(-1)[first - begin : last - begin]
+            part[key] = array if ":" in key or within.size == array.size else within
+        return part
+
+    def joined_state(self, parts: Sequence[State]) -> State:
+        state: State = {}
+        for key in dict.fromkeys(key for part in parts for key in part):
+            arrays = [part[key] for part in parts if key in part]
+            if ":" in key:
+                state[key] = arrays[0]
+                continue
+            joined = arrays[0] if len(arrays) == 1 else np.concatenate([array.reshape(-1) for array in arrays])
+            state[key] = joined if self.shapes is None else joined.reshape(self.shapes[int(key.partition(".")[0])])
+        return state
+
+    def _bounds(self) -> Callable[[int, Vector], tuple[int, int]]:
+        """Return a function of (parameter, array of its state) that returns where the parameter begins and ends."""
+        if self.shapes is None:
+            return lambda parameter, array: (0, sys.maxsize if array.size == 1 else array.size)
+        ends = np.cumsum([0, *map(prod, self.shapes)]).tolist()
+        return lambda parameter, array: (ends[parameter], ends[parameter + 1])
 
     def _unfilled(self, w: Vector, groups: Groups, lengths: dict[int, int]) -> State:
         """Return the state of parameters after a first step of a tiny model, with uninitialised vectors.

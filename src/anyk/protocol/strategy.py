@@ -118,10 +118,11 @@ class CompressorFacts(Protocol):
 class StrategyFacts:
     """Optional facts that make a strategy easier to plan.
 
-    ``exact``: every step is the exact sum. ``models``: the number of models trained simultaneously, if the layout takes
-    long to build. ``shares_computed``: the share of the data that each worker computes in a step (None: its
-    partitions). ``share_stored``: the largest share that a worker stores (None: its partitions). ``vectors_sent``: the
-    largest number of vectors of the model's length that workers receive and send in a step (None: unknown).
+    ``exact``: every step is the exact sum. ``compares_all``: every message is compared with another before a step uses
+    it, unless no other is to come. ``models``: the number of models trained simultaneously, if the layout takes long to
+    build. ``shares_computed``: the share of the data that each worker computes in a step (None: its partitions).
+    ``share_stored``: the largest share that a worker stores (None: its partitions). ``vectors_sent``: the largest
+    number of vectors of the model's length that workers receive and send in a step (None: unknown).
 
     ``pace(delays)``: seconds and staleness of an update under a delay model. ``durations(seconds, full_seconds)``:
     seconds of each round, shape (rounds,), if workers take ``seconds`` for their tasks and ``full_seconds`` for all of
@@ -138,6 +139,7 @@ class StrategyFacts:
     """
 
     exact: bool = False
+    compares_all: bool = False
     models: int | None = None
     shares_computed: Sequence[float] | None = None
     share_stored: float | None = None

@@ -92,6 +92,7 @@ class Evaluating:
             target=self._prepared.config.target,
             # on a virtual clock, and if it changes the next step, evaluation is immediate
             background=not self._cluster.virtual and self._prepared.optimizer.watches is None,
+            elsewhere=self._cluster.in_slices,
             meanwhile=None if self._asking is None else self._asking.pass_on,
         )
         self.opened = True
@@ -120,8 +121,10 @@ class Evaluating:
         """Store the new version if it is to be evaluated, take results, and end the run if its target is reached."""
         driver, evaluator, update = self.driver, self.evaluator, record.update
         slot, version = update.slot, update.version
-        if evaluator.store_version(slot, version, driver.time, driver.versions.model(slot), values=self.values):
-            driver.versions.pin(slot, version)
+        if evaluator.is_due(slot, version, driver.time):  # only then the model is read
+            w = driver.versions.model(slot)
+            if evaluator.store_version(slot, version, driver.time, w, values=self.values):
+                driver.versions.pin(slot, version)
         for returned in evaluator.take_returned_versions():
             driver.versions.unpin(*returned)
         self.take_evaluations()

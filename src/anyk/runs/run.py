@@ -318,8 +318,8 @@ class Run(Results, AbstractContextManager["Run"]):
 
         >>> import anyk
         >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
-        >>> anyk.train(problem, "frc:load=2,check=1", "simulated", workers=4, steps=3).comparison
-        'compared 100 % of messages, 0 differed'
+        >>> anyk.train(problem, "frc:load=2", "simulated", workers=4, steps=3).comparison
+        'compared 67 % of messages, 0 differed'
         """
         messages = self.summary.get("messages")
         if messages is None:

@@ -14,18 +14,28 @@ from anyk.clusters.contract import Report
 from anyk.clusters.nodes.session import (
     BEAT,
     QUIET,
+    Collect,
+    CollectAlso,
+    Done,
     Drop,
     Give,
+    Hold,
     Kill,
+    Locate,
+    Measure,
     NodeBroken,
     NodeWatch,
+    Part,
     Session,
+    Show,
+    TakeStep,
     Told,
     WorkerEnded,
     from_driver,
     from_node,
 )
 from anyk.clusters.nodes.wire import Offered
+from anyk.clusters.steps import MixPlan, ModelTerm, StaleMessage, StepPlan
 
 pytestmark = pytest.mark.in_process
 
@@ -154,9 +164,25 @@ def test_an_acknowledgement_of_what_was_never_told_is_refused():
 MESSAGES = [
     Told(1, 2, 3, Report(1, 5, text="a"), ("<f8", 3), Offered(b"k", 24, (b"d",))),
     WorkerEnded(1, 2, 3, "killed", 1),
+    Done(1, 7, digest=1 << 62, square=0.5, offered=[("0.exp_avg", ("<f4", 2), Offered(b"k", 8, (b"d",)))]),
 ]
-ORDERS = [Give(1, 2, b"orders", [(("model", 3), Offered(b"k", 8, (b"d",))), ((4, 0), Offered(b"l", 8, ()))]),
-          Kill(1, 2), Drop(1, [("model", 1), (3, 0)], [b"k"])]  # fmt: skip
+PART = Part(64, Offered(b"k", 8, (b"d",)), "host:1")
+MIXED = StepPlan("model", 3, [(1, 0)], [0.5], mix=MixPlan((ModelTerm("other", 2, -0.25),), ("slowmo", 0.5)))
+LATE = StepPlan("model", 3, [(1, 0)], [0.5, 2.0], 7.0, compensation=(StaleMessage((1, 0), 2, 0.1),))
+ORDERS = [
+    Locate(1, [(("model", 3), [PART, PART]), ((4, 0), [PART])]),
+    Give(1, 2, b"orders", [("model", 3), (4, 0)]),
+    Kill(1, 2),
+    Drop(1, [("model", 1), (3, 0)], [b"k"], [5]),
+    Hold(1, 2, "model", b"pickled", [("0.step:number", ("<f4", 1), PART)], (("<f8", 2), PART)),
+    Hold(1, 2, "model", b"pickled", None, None),
+    Collect(1, 2, 1 << 19, PART.offered, "host:1"),
+    CollectAlso(1, 2, b"k", "host:2"),
+    TakeStep(1, 2, MIXED, [("model", 3), ("other", 2)]),
+    TakeStep(1, 2, LATE, [("model", 3)]),
+    Measure(1, 2, [(1, 1.0), (2, -1.0)]),
+    Show(1, 2, "model", 3),
+]
 
 
 def test_messages_are_the_same_on_the_other_side():

@@ -19,7 +19,8 @@ from anyk.codes import FractionalRepetition
 from anyk.delays import TableDelays
 from anyk.problems import TorchProblem
 from anyk.protocol import Chunk, Fleet, Reply, Running
-from anyk.strategies.rounds.balance import BalanceState, _growing, batch_of, better, reconsidered_sizes
+from anyk.strategies.rounds.balance import BalanceState, _growing, better, reconsidered_sizes
+from anyk.strategies.rounds.shares import batch_of
 from anyk.testing import check_strategy
 
 GD = anyk.optimizers.GD(lr=0.3)

@@ -16,6 +16,7 @@ from anyk.clusters.store import VectorStore
 from anyk.codes import HeterogeneousCode
 from anyk.protocol import Alarm, Combine, Command, Dispatch, Fleet, Lost, Reply
 from anyk.strategies import Rounds, strategy
+from anyk.strategies.rounds.code_rules import LearningCode
 from anyk.testing import Squares, check_strategy
 from byhand import ByHand
 
@@ -268,3 +269,28 @@ def test_a_share_of_the_workers_joined_with_a_deadline(spec: str, first: list[in
     assert steps[:1] == (first if then is None else [])
     if then is not None:
         assert Combine in kinds(running.on(Alarm(0.2, "wait 0")))
+
+
+@pytest.mark.in_process
+@pytest.mark.parametrize(
+    ("spec", "compares"),
+    [
+        ("draco", True),
+        ("frc:load=3,check=1", True),
+        ("cyclic:stragglers=2,check=1", True),
+        ("frc:load=3,check=0.5", False),
+        ("frc:load=3", False),
+        ("uncoded:wait=3,snapshot=3", False),
+        ("pasgd", False),
+        ("async", False),
+        ("compressed:of=(frc:load=3),by=(random-k:share=0.5)", False),
+    ],
+)
+def test_a_strategy_states_whether_it_compares_every_message(spec: str, compares: bool) -> None:
+    assert anyk.strategy(spec, workers=6).facts.compares_all is compares
+
+
+@pytest.mark.in_process
+def test_a_code_that_does_not_learn_cannot_follow_learning() -> None:
+    with pytest.raises(BadInput, match="'uncoded' does not learn from missing replies; leave out changes"):
+        Rounds(anyk.codes.Uncoded(4), changes=LearningCode())

@@ -19,10 +19,12 @@ import msgspec
 import numpy as np
 import zmq
 
-from anyk.base.arrays import Array
+from anyk.base.arrays import Vector
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.contract import Key, Report
-from anyk.clusters.nodes.carrier import NOT_ADMITTED, Gone, Heard, NodeCarrier, ReadFinished
+from anyk.clusters.nodes.carrier import NOT_ADMITTED, RANK_TAKEN, Gone, Heard, NodeCarrier, ReadFinished, Refused
+from anyk.clusters.nodes.door import Said, say
+from anyk.clusters.nodes.holding import Holding
 from anyk.clusters.nodes.session import (
     PROGRAM_ENDED,
     SILENCE,
@@ -33,12 +35,15 @@ from anyk.clusters.nodes.session import (
     Hello,
     Kill,
     Leave,
+    Locate,
     NodeBroken,
     Spawn,
     Told,
     WorkerEnded,
 )
-from anyk.clusters.nodes.site import Site, SiteEntry, difference, versions, wait_for
+from anyk.clusters.nodes.site import Site, SiteEntry, difference, other_size, versions, wait_for
+from anyk.clusters.nodes.slices import Holder
+from anyk.clusters.nodes.vectors import NodeStore, NodeVectors
 from anyk.clusters.nodes.wire import Offered, bytes_of
 from anyk.clusters.processes import Processes
 from anyk.clusters.processes.memory import FULL, HEADER, MemoryLayout, Segment, places_of
@@ -48,43 +53,26 @@ from anyk.clusters.remote.handles import Died, Notice
 from anyk.clusters.remote.networked import machine
 from anyk.clusters.remote.orders import Orders, pack, unpack
 from anyk.clusters.remote.worker import ASKED
-from anyk.clusters.store import CARRIED, Message
+from anyk.clusters.store import CARRIED
 from anyk.clusters.waiting import readable
 
 _TURN = 0.25  # seconds after which the agent looks at its helper program in any case
-_RETRY = 1.0  # seconds after which a read that failed is begun again, if its vector is still needed
 _JOIN = 300.0  # seconds that the driver may take to start
 _RETURN = 120.0  # seconds that a driver may take to be started again after it has died
 _REMEMBERED = 256  # tasks of a worker whose orders are remembered
 
 
-class _NodeStore(SharedStore):
-    """The node's models, and messages of workers elsewhere, where its workers read them.
-
-    A message of its own workers that finds too few free buffers is copied; none is moved while others read it.
-    """
-
-    def _copy_out(self, worker: int) -> bool:
-        return False
-
-    def place(self, slot: str, version: int) -> int:
-        return self._copies.get((slot, version), 0)  # what is not there was needed by something that has ended
-
-    def locate(self, key: tuple[int, int]) -> tuple[int, int]:
-        return super().locate(key) if key in self.arrived else (0, 0)
-
-
 class Engine(Processes):
     """The node's own processes, numbered as in the whole run; those of other nodes are not started."""
 
-    store: _NodeStore
+    store: NodeStore
 
-    def begin(self, brief: Brief, data: Segment, places: list[tuple[int, int]]) -> None:
+    def begin(self, brief: Brief, store: NodeStore, data: Segment, places: list[tuple[int, int]]) -> None:
         """Prepare the run's memory; workers are started one by one (:meth:`start_worker`)."""
         self.handles = [self._handle() for _ in range(self.workers)]
         self._plan, self.setup = brief.layout, brief.setup
         self.assignment = [tuple(assigned) for assigned in brief.assignment]
-        self.store = _NodeStore(None, brief.layout)
+        self.store = store
         self._segments = [data]
         self.check_room(0)  # the data is there already
         self.prepare()
@@ -114,16 +102,6 @@ class Engine(Processes):
         return self._plan
 
 
-class _Vector:
-    """A vector that the node's workers need: where it is read from, and whether it is there."""
-
-    def __init__(self, offered: Offered) -> None:
-        self.offered = offered
-        self.here = False
-        self.read = 0  # number of the read
-        self.again = 0.0  # time at which a read that failed is begun again
-
-
 class _Run:
     """What an agent knows of a run."""
 
@@ -131,15 +109,20 @@ class _Run:
         self.brief = brief
         self.places, size = places_of([part.size for part in brief.data])
         self.data = Segment.create(size, "data")
-        self.data.reserve(0, self.data.size)
+        try:
+            self.data.reserve(0, self.data.size)
+        except RunFailed:
+            self.data.close()
+            raise
         self.data_left: set[int] = set()  # reads of its parts that are not over
         self.engine: Engine | None = None
         self.spawns: dict[int, int] = {}  # incarnations of workers to start once the data is there
-        self.vectors: dict[Key, _Vector] = {}
+        self.store = NodeStore(None, brief.layout)
+        self.vectors: NodeVectors
+        self.holding: Holding | None = None  # of the node's slice, if it has one
         self.waiting: dict[int, Give] = {}  # newest orders whose vectors are not all here
         self.packed: dict[int, dict[int, set[int]]] = {}  # chunks whose messages are compressed, by worker and task
-        self.kept: dict[bytes, tuple[int, Any]] = {}  # worker and buffer of messages that the driver has not freed
-        self.reads: dict[int, Key] = {}
+        self.kept: dict[bytes, tuple[Vector, int, Any]] = {}  # messages, with worker and buffer, not freed yet
 
 
 class Agent:
@@ -151,6 +134,7 @@ class Agent:
         self._parent = parent
         self._run: _Run | None = None
         self._reads = 0
+        self._said = Said()
         carrier.tell(Hello(carrier.address, machine(), os.getpid()))
 
     def serve(self) -> str:
@@ -170,6 +154,8 @@ class Agent:
                             self._obey(message)
                         case ReadFinished(number, complete):
                             self._on_read(number, complete)
+                        case Refused(sentence):
+                            self._said.say(sentence)
                         case Gone(_, reason):
                             return reason
                 self._look()
@@ -180,7 +166,10 @@ class Agent:
 
     def _obey(self, message: Any) -> None:
         if isinstance(message, Brief):
-            self._begin(message)
+            try:
+                self._begin(message)
+            except (BadInput, RunFailed, OSError) as error:
+                self._carrier.tell(NodeBroken(message.run, str(error)))
             return
         run = self._run
         if run is None or message.run != run.brief.run:
@@ -192,34 +181,58 @@ class Agent:
                 run.spawns[worker] = incarnation
             case Kill(_, worker) if run.engine is not None:
                 run.engine.end_worker(worker)
+            case Locate(_, vectors):
+                for key, parts in vectors:
+                    run.vectors.locate(key, parts)
             case Give(_, worker):
                 run.waiting[worker] = message
-                for key, offered in message.needs:
-                    if key not in run.vectors:
-                        run.vectors[key] = _Vector(offered)
-            case Drop(_, vectors, messages):
-                self._drop(run, vectors, messages)
+            case Drop(_, vectors, messages, slices):
+                self._drop(run, vectors, messages, slices)
+            case _ if run.holding is not None:
+                run.holding.obey(message)
 
     def _begin(self, brief: Brief) -> None:
         """Read a new run's data."""
         self._end_run()
-        self._driver_bytes = brief.address
         run = self._run = _Run(brief)
+        carrier = self._carrier
+        run.vectors = NodeVectors(
+            store=run.store, layout=brief.layout, address=carrier.address, read=self._read, stop=carrier.stop_now
+        )
+        first, last = brief.holds
+        if first < last:
+            holder = Holder(first, last, np.dtype(brief.layout.dtype), run.store.model)
+            run.holding = Holding(
+                run=brief.run,
+                holder=holder,
+                vectors=run.vectors,
+                read=self._read,
+                read_also=carrier.read_also,
+                stop=carrier.stop_now,
+                offer=carrier.offer,
+                drop=carrier.drop,
+                own_message=lambda key: run.kept[key][0] if key in run.kept else None,
+                tell=carrier.tell,
+            )
         view = memoryview(run.data.memory)
-        for (start, size), part in zip(run.places, brief.data, strict=True):
-            run.data_left.add(self._read(view[start : start + size], part))
+        for (start, size), offered in zip(run.places, brief.data, strict=True):
+            run.data_left.add(self._read(view[start : start + size], offered, brief.address))
 
-    def _read(self, into: memoryview, offered: Offered) -> int:
+    def _read(self, into: memoryview, offered: Offered, address: str, first: int = 0) -> int:
+        """Begin to read what is offered, from the byte ``first`` on; return the number of the read."""
         self._reads += 1
-        self._carrier.read(self._reads, into, offered, [self._driver_bytes])
+        self._carrier.read(self._reads, into, offered, [address], first)
         return self._reads
 
     def _end_run(self) -> None:
         run, self._run = self._run, None
         if run is None:
             return
-        for number in (*run.data_left, *run.reads):
-            self._carrier.stop(number)
+        for number in run.data_left:
+            self._carrier.stop_now(number)
+        run.vectors.close()
+        if run.holding is not None:
+            run.holding.close()
         for key in run.kept:
             self._carrier.drop(key)
         if run.engine is not None:
@@ -231,33 +244,18 @@ class Agent:
         """Start the engine: all data is there."""
         engine = Engine(run.brief.layout.workers, seed=run.brief.setup.seed)
         run.engine = engine
-        engine.begin(run.brief, run.data, run.places)
+        engine.begin(run.brief, run.store, run.data, run.places)
 
-    def _drop(self, run: _Run, vectors: list[Key], messages: list[bytes]) -> None:
-        for give in run.waiting.values():  # what needed a vector that the driver has dropped has ended
-            give.needs = [(key, offered) for key, offered in give.needs if key not in vectors]
+    def _drop(self, run: _Run, vectors: list[Key], messages: list[bytes], slices: list[int]) -> None:
+        if run.holding is not None:
+            run.holding.forget(vectors, slices)
         for key in vectors:
-            vector = run.vectors.pop(key, None)
-            if vector is None or run.engine is None or not (vector.read or vector.here):
-                continue
-            if vector.read:
-                self._carrier.stop(vector.read)
-                run.reads.pop(vector.read, None)
-            self._forget(run.engine, key)
+            run.vectors.drop(key)
         for name in messages:
             self._carrier.drop(name)
-            worker, buffer = run.kept.pop(name, (0, None))
-            if buffer is not None and run.engine is not None:
-                run.engine.store.free_buffer(worker, buffer)
-
-    def _forget(self, engine: Engine, key: Key) -> None:
-        first, second = key
-        if isinstance(first, str):
-            engine.store.release(first, second)
-        else:
-            engine.store.free(first, second)
-
-    # ------------------------------------------------------------------------------------------- vectors
+            _, worker, buffer = run.kept.pop(name, (None, 0, None))
+            if buffer is not None:
+                run.store.free_buffer(worker, buffer)
 
     def _on_read(self, number: int, complete: bool) -> None:
         run = self._run
@@ -267,43 +265,18 @@ class Agent:
             run.data_left.discard(number)
             if not complete:
                 self._carrier.tell(NodeBroken(run.brief.run, "the data that came does not match the driver's digests"))
-            return
-        key = run.reads.pop(number, None)
-        vector = None if key is None else run.vectors.get(key)
-        if vector is None or key is None or run.engine is None:
-            return
-        vector.read, vector.here = 0, complete
-        if not complete:  # withdrawn, because newer orders are on their way, or changed by somebody else
-            self._forget(run.engine, key)
-            vector.again = time.monotonic() + _RETRY
+        elif run.holding is None or not run.holding.finished(number, complete=complete):
+            run.vectors.finished(number, complete=complete)
 
-    def _fetch(self, run: _Run, engine: Engine) -> None:
-        """Begin to read the vectors that are needed."""
-        now = time.monotonic()
-        for key in dict.fromkeys(key for give in run.waiting.values() for key, _ in give.needs):
-            vector = run.vectors.get(key)
-            if vector is None or vector.here or vector.read or now < vector.again:
-                continue
-            vector.read = self._read(bytes_of(self._room(engine, key, vector.offered.size)), vector.offered)
-            run.reads[vector.read] = key
-
-    def _room(self, engine: Engine, key: Key, size: int) -> Array:
-        """Return memory in which workers find a vector of ``size`` bytes."""
-        first, second = key
-        if isinstance(first, str):
-            engine.store.publish(first, second, engine.store.blank(first))
-            return engine.store.model(first, second)
-        vector = np.empty(size // engine.plan.itemsize, dtype=engine.plan.dtype)
-        engine.store.arrived[first, second] = Message((), vector, -1)
-        engine.store.locate((first, second))  # moves it to where workers read it
-        moved = engine.store.arrived[first, second].vector
-        moved.flags.writeable = True
-        return moved
+    # ------------------------------------------------------------------------------------------- workers
 
     def _deliver(self, run: _Run, engine: Engine) -> None:
-        """Give workers the orders whose vectors are all here, with the places of these vectors."""
+        """Give workers the orders whose vectors are all here, with the places of these vectors.
+
+        What has been dropped was needed by something that has ended.
+        """
         for worker, give in list(run.waiting.items()):
-            if all(key in run.vectors and run.vectors[key].here for key, _ in give.needs):
+            if all(run.vectors.here(key) for key in give.needs if run.vectors.known(key)):
                 del run.waiting[worker]
                 orders = _placed(unpack(give.orders), engine.store)
                 packed = run.packed.setdefault(worker, {})
@@ -311,8 +284,6 @@ class Agent:
                 if len(packed) > _REMEMBERED:
                     del packed[next(iter(packed))]
                 engine.forward(worker, pack(orders))
-
-    # ------------------------------------------------------------------------------------------- workers
 
     def _look(self) -> None:
         """Do what is due for the run."""
@@ -329,7 +300,9 @@ class Agent:
             run.engine.poll(0.0)
             while run.engine.news:
                 self._tell(run, run.engine, run.engine.news.popleft())
-            self._fetch(run, run.engine)
+            if run.holding is not None:
+                run.holding.look()
+            run.vectors.fetch(key for give in run.waiting.values() for key in give.needs)
             self._deliver(run, run.engine)
         except (BadInput, RunFailed, OSError) as error:
             self._carrier.tell(NodeBroken(run.brief.run, str(error)))
@@ -359,7 +332,7 @@ class Agent:
             message = engine.store.keep(news, (), engine.replies.array(start, size, dtype))
             told.form = dtype.str, size
             told.offered = self._carrier.offer(bytes_of(message.vector))
-            run.kept[told.offered.key] = worker, message.buffer
+            run.kept[told.offered.key] = message.vector, worker, message.buffer
         self._carrier.tell(told)
 
 
@@ -399,17 +372,19 @@ def serve(site: Site, port: int) -> str:
     while True:
         if apart := difference(f"node {rank}", versions(), driver.versions):
             return apart
+        if driver.size != site.place.size:
+            return other_size(rank, site.place.size, driver.size)
         public, secret = zmq.curve_keypair()
         life = os.urandom(8).hex()
-        site.publish(SiteEntry(rank, public.decode(), life, versions()))
+        site.publish(SiteEntry(rank, public.decode(), life, versions(), site.place.size))
         carrier = NodeCarrier(site.place.host, port, (public, secret), life, driver)
         threading.Thread(target=_look_out, args=(site, carrier, driver), daemon=True).start()
         reason = _live(carrier)
-        if reason in ("", NOT_ADMITTED):
+        if reason in ("", NOT_ADMITTED, RANK_TAKEN):
             return reason
         if carrier.was_heard:
             until = time.monotonic() + _RETURN
-            _say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
+            say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
         ended = driver.life if reason == PROGRAM_ENDED else ""
         following = wait_for(partial(site.driver, unlike=ended), max(0.0, until - time.monotonic()))
         if following is None or time.monotonic() > until:
@@ -434,10 +409,6 @@ def _live(carrier: NodeCarrier, *, parent: int = -1) -> str:
         return Agent(carrier, parent=parent).serve()
     finally:
         carrier.end()
-
-
-def _say(sentence: str) -> None:
-    print(f"anyk: {sentence}", file=sys.stderr, flush=True)
 
 
 class Child(msgspec.Struct):

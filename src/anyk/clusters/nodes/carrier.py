@@ -7,6 +7,7 @@ thread (:meth:`Carrier.do`), which carries them out in order, and reads the news
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import queue
 import secrets
@@ -17,6 +18,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +27,7 @@ from zmq.utils.monitor import parse_monitor_message
 from zmq.utils.z85 import encode
 
 from anyk.base.errors import BadInput
+from anyk.clusters.nodes.door import HANDSHAKE, Door, DoorEvent
 from anyk.clusters.nodes.session import (
     BEAT,
     Answer,
@@ -43,7 +46,20 @@ _TICK = 200  # milliseconds between two looks at what is late
 _PROBE = 0.5  # seconds that a system may take to accept a connection
 _ZAP = "inproc://zeromq.zap.01"  # where libzmq asks whether to admit a key (RFC 27)
 _OVER = b"over"  # what the driver answers a life that it has taken for dead
+_TAKEN = b"taken"  # and one whose rank another program has
+_LARGEST, _LONGEST_REQUEST = 1 << 26, 1 << 16  # bytes of a message that a stranger may have this process store
 NOT_ADMITTED = "the driver did not admit this node: see its message there"
+STARTED_AGAIN = "its program was started again"
+_MOST_STRANGERS = 100  # of whom the program is told at once
+RANK_TAKEN = "another program with the same RANK is a node of this job"
+_EVENTS: dict[int, DoorEvent] = {
+    zmq.EVENT_ACCEPTED: "accepted",
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: "over",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "over",  # of which the gate has told
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "silent",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "refused",
+    zmq.EVENT_DISCONNECTED: "ended",
+}
 
 
 class NodeJoined(NamedTuple):
@@ -100,6 +116,20 @@ def at(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_address(text: str) -> bool:
+    """Return whether a text is an address as :func:`at` returns it.
+
+    >>> is_address("[::1]:5"), is_address("10.0.0.1:x"), is_address("somewhere")
+    (True, False, False)
+    """
+    host, _, port = text.rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+
+
 class Carrier(threading.Thread):
     """Offers and reads bytes over plain TCP; its two kinds speak with the other side over an encrypted connection."""
 
@@ -108,6 +138,7 @@ class Carrier(threading.Thread):
         self._context = zmq.Context()
         self._readers: dict[zmq.Socket[bytes], Callable[[], None]] = {}  # what to do if a socket can be read
         self._news: deque[News] = deque()
+        self._strangers: set[Refused] = set()  # of whom the program has not read
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()  # for the thread
         self.fd, self._ring = os.pipe()  # for the program: readable if there are news
@@ -117,8 +148,9 @@ class Carrier(threading.Thread):
         self._beat_at = 0.0
         self._sources: dict[str, zmq.Socket[bytes]] = {}
         self._monitors: dict[zmq.Socket[bytes], zmq.Socket[bytes]] = {}
-        self._bytes = self.socket(zmq.ROUTER)
+        self._bytes = self.socket(zmq.ROUTER, most=_LONGEST_REQUEST)
         self.address = at(host, self.bind(self._bytes, host, port))
+        self.guard(self._bytes, self.address)
         self.offers = Offers(self._answer)
         self.reads = Reads(self._request, lambda *end: self.tell_program(ReadFinished(*end)), time.monotonic)
         self.listen(self._bytes, self._on_request)
@@ -131,11 +163,16 @@ class Carrier(threading.Thread):
         with contextlib.suppress(BlockingIOError):  # it has been woken already
             os.write(self._waker, b"!")
 
+    def report(self, sentence: str) -> None:
+        """Tell the program of a stranger; any thread may call this."""
+        self.do(lambda: self.tell_program(Refused(sentence)))
+
     def news(self) -> list[News]:
         """Return what has happened since the last call."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self.fd, 4096):
                 pass
+        self._strangers.clear()
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def offer(self, data: memoryview) -> Offered:
@@ -148,12 +185,12 @@ class Carrier(threading.Thread):
         """Withdraw bytes that were offered."""
         self.do(lambda: self.offers.drop(key))
 
-    def read(self, number: int, into: memoryview, offered: Offered, sources: Sequence[str]) -> None:
-        """Begin to read from processes, by their addresses, what one of them offers."""
+    def read(self, number: int, into: memoryview, offered: Offered, sources: Sequence[str], first: int = 0) -> None:
+        """Begin to read from processes, by their addresses, what one of them offers, from its byte ``first`` on."""
         from_each = [ByteSource(address, offered.key) for address in sources]
 
         def begin() -> None:
-            self.reads.begin(number, into, offered.digests, from_each)
+            self.reads.begin(number, into, offered.digests, from_each, first)
             self._connect_sources()
 
         self.do(begin)
@@ -170,6 +207,18 @@ class Carrier(threading.Thread):
     def stop(self, number: int) -> None:
         """Stop a read."""
         self.do(lambda: self.reads.stop(number))
+
+    def stop_now(self, number: int) -> None:
+        """Stop a read, and return when nothing is written any more to where it was read."""
+        stopped = threading.Event()
+
+        def stop() -> None:
+            self.reads.stop(number)
+            stopped.set()
+
+        self.do(stop)
+        while not (stopped.wait(1.0) or self.ended or not self.is_alive()):
+            pass
 
     def end(self, within: float = 5.0) -> None:
         """End the thread, and close everything."""
@@ -224,22 +273,30 @@ class Carrier(threading.Thread):
         """See who is silent; called often."""
 
     def tell_program(self, news: News) -> None:
-        """Leave news for the program."""
+        """Leave news for the program, of the same stranger only once until it has read them."""
+        if isinstance(news, Refused):
+            if news in self._strangers or len(self._strangers) >= _MOST_STRANGERS:
+                return
+            self._strangers.add(news)
         self._news.append(news)
         with contextlib.suppress(BlockingIOError):
             os.write(self._ring, b"!")
 
-    def socket(self, kind: int) -> zmq.Socket[bytes]:
-        """Return a socket that notices within seconds that its connection is lost, and opens it again."""
+    def socket(self, kind: int, most: int = _LARGEST) -> zmq.Socket[bytes]:
+        """Return a socket that notices within seconds that its connection is lost, and opens it again.
+
+        ``most``: bytes of a message; whoever sends longer ones is disconnected.
+        """
         made = self._context.socket(kind)
         made.linger = 0
+        made.setsockopt(zmq.MAXMSGSIZE, most)
         made.ipv6 = True
         made.setsockopt(zmq.HEARTBEAT_IVL, 1000)
         made.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4000)
         made.setsockopt(zmq.RECONNECT_IVL, 100)
         made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         made.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
-        made.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        made.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HANDSHAKE))
         return made
 
     def bind(self, made: zmq.Socket[bytes], host: str, port: int) -> int:
@@ -266,11 +323,24 @@ class Carrier(threading.Thread):
         monitor = self._monitors[made] = made.get_monitor_socket(events)
         self.listen(monitor, lambda frames: on(parse_monitor_message([frame.bytes for frame in frames])["event"]))
 
+    def guard(self, made: zmq.Socket[bytes], address: str) -> None:
+        """Tell the program of strangers who connect to a listening socket."""
+        door = Door(address, lambda sentence: self.tell_program(Refused(sentence)), time.monotonic)
+        monitor = self._monitors[made] = made.get_monitor_socket(sum(_EVENTS))
+
+        def look(frames: list[Any]) -> None:
+            happened = parse_monitor_message([frame.bytes for frame in frames])
+            if (event := _EVENTS.get(int(happened["event"]))) is not None:
+                door.happened(event, int(happened["value"]))
+
+        self.listen(monitor, look)
+
     # ------------------------------------------------------------------------------------------- bytes
 
     def _on_request(self, frames: list[Any]) -> None:
         who, *request = [frame.bytes for frame in frames]
-        self.offers.asked(who, request)
+        if not self.offers.asked(who, request):
+            self.tell_program(Refused(f"somebody sent {self.address} what no node of this job sends; it was ignored"))
 
     def _answer(self, who: bytes, frames: Frames) -> None:
         with contextlib.suppress(zmq.ZMQError):
@@ -343,20 +413,27 @@ class _Node:
     rank: int
     session: Session[ToNode]
     watch: NodeWatch
-    address: str = ""  # of its bytes, once it has said hello
+    hello: Hello | None = None
+    joined: bool = False  # whether it is its rank's only life
+
+    @property
+    def address(self) -> str:
+        """The address of its bytes, once it has joined."""
+        return self.hello.address if self.hello is not None and self.joined else ""
 
 
 class DriverCarrier(Carrier):
     """The driver's thread: it admits the nodes whose keys the job's store names, and speaks with them.
 
-    ``find`` returns the entry of the node that has a public key, None if there is none.
+    ``find`` returns the entry of the node that has a public key, None if there is none; it raises
+    :class:`~anyk.BadInput` if the node must not join.
     """
 
     def __init__(self, host: str, port: int, find: Callable[[str], SiteEntry | None]) -> None:
         super().__init__(host, port and port + 1)
         self._find = find
         self._nodes: dict[bytes, _Node] = {}
-        self._over: dict[bytes, None] = {}  # lives that were taken for dead
+        self._over: dict[bytes, bytes] = {}  # what lives hear that were taken for dead, or turned away
         self._admitted: dict[bytes, int] = {}  # ranks, by lives
         self._gate = self._context.socket(zmq.REP)
         self._gate.linger = 0
@@ -369,6 +446,7 @@ class DriverCarrier(Carrier):
         self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._control.setsockopt(zmq.ROUTER_HANDOVER, 1)  # of a node's connection that was opened again
         self.key, self.port = public.decode(), self.bind(self._control, host, port)
+        self.guard(self._control, at(host, self.port))
         self.listen(self._control, self._on_frame)
 
     def tell(self, life: bytes, message: ToNode) -> None:
@@ -385,8 +463,12 @@ class DriverCarrier(Carrier):
         version, request, _, peer, _, _, *credentials = (frame.bytes for frame in frames)
         entry, reason = None, f"a process at {peer.decode()} that is not of this job was not admitted"
         if credentials:
-            with contextlib.suppress(RuntimeError):  # the store does not answer
+            try:
                 entry = self._find(encode(credentials[0]).decode())
+            except RuntimeError:  # the store does not answer
+                pass
+            except BadInput as error:
+                reason = str(error)
         if entry is not None and (reason := difference(f"node {entry.rank}", entry.versions, versions())):
             entry = None
         if entry is None:
@@ -402,7 +484,7 @@ class DriverCarrier(Carrier):
             return  # an admitted node speaks for itself only
         life, data = frames[0].bytes, frames[1].bytes
         if life in self._over:
-            self._send(life, _OVER)
+            self._send(life, self._over[life])
             return
         if life not in self._nodes:
             session = Session[ToNode](lambda sent: self._send(life, sent), time.monotonic)
@@ -419,13 +501,46 @@ class DriverCarrier(Carrier):
         if node.session.acknowledged > before:
             self.tell_program(Taken(life, node.session.acknowledged))
         if isinstance(message, Hello):
-            earlier = [other for other in self._nodes if other != life and self._nodes[other].rank == node.rank]
-            for other in earlier:
-                self._bury(other, "its program was started again")
-            node.address = message.address
-            self.tell_program(NodeJoined(node.rank, life, message))
+            self._meet(life, node, message)
         elif message is not None:
             self.tell_program(Heard(life, message))
+
+    def _meet(self, life: bytes, node: _Node, hello: Hello) -> None:
+        """Have a life join once the earlier lives of its rank are known to be over."""
+        if not is_address(hello.address) or node.hello is not None:
+            self._bury(life, "it sent what no node sends (its greeting)")
+            return
+        node.hello = hello
+        for other, each in list(self._nodes.items()):
+            earlier = each.hello
+            if each is node or each.rank != node.rank or earlier is None:
+                continue
+            if hello.address == earlier.address or (hello.machine, hello.pid) == (earlier.machine, earlier.pid):
+                self._bury(other, STARTED_AGAIN)
+            else:
+                self.probe(earlier.address, partial(self._judge, life, other))
+        self._welcome(life, node)
+
+    def _judge(self, life: bytes, earlier: bytes, answer: Answer) -> None:
+        """Have a life join if the earlier one of its rank is not there any more; else turn it away."""
+        node, other = self._nodes.get(life), self._nodes.get(earlier)
+        if node is None or node.hello is None:
+            return
+        if other is not None and other.hello is not None and answer == "accepted":
+            del self._nodes[life]
+            self._over[life] = _TAKEN
+            sentence = f"a second program with RANK={node.rank}, at {node.hello.address}, was not admitted"
+            self.tell_program(Refused(f"{sentence}: the one at {other.hello.address} is still there; end one of them"))
+            return
+        if other is not None:
+            self._bury(earlier, STARTED_AGAIN)
+        self._welcome(life, node)
+
+    def _welcome(self, life: bytes, node: _Node) -> None:
+        """Have a life join if it is its rank's only one."""
+        if node.hello is not None and [each.rank for each in self._nodes.values()].count(node.rank) == 1:
+            node.joined = True
+            self.tell_program(NodeJoined(node.rank, life, node.hello))
 
     def _send(self, life: bytes, data: bytes) -> None:
         with contextlib.suppress(zmq.ZMQError):  # it is not connected now; what it needs is sent again
@@ -434,7 +549,7 @@ class DriverCarrier(Carrier):
     def _bury(self, life: bytes, reason: str) -> None:
         """Take a node for dead: whatever it still says is answered with that."""
         del self._nodes[life]
-        self._over[life] = None
+        self._over[life] = _OVER
         self.tell_program(Gone(life, reason))
 
     def beat(self) -> None:
@@ -481,8 +596,8 @@ class NodeCarrier(Carrier):
 
     def _on_frame(self, frames: list[Any]) -> None:
         data = frames[0].bytes
-        if data == _OVER:
-            self.leave("it had taken this node for dead")
+        if data in (_OVER, _TAKEN):
+            self.leave("it had taken this node for dead" if data == _OVER else RANK_TAKEN)
             return
         self._watch.heard()
         self.was_heard = True

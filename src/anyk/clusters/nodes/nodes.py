@@ -8,60 +8,67 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 
-from anyk.base.arrays import Array
 from anyk.base.checks import AtLeastZero, typed
-from anyk.base.errors import BadInput, RunFailed, needing
+from anyk.base.errors import SUPERVISED, BadInput, RunFailed, StateLost, needing
 from anyk.base.specs import show_spec
 from anyk.clusters.contract import PINNED, Envelope, Key, Report
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
+from anyk.clusters.nodes.arrivals import Announced, Arrivals, DriverReceiver
+from anyk.clusters.nodes.door import Said, say
+from anyk.clusters.nodes.driver_store import DriverStore
+from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.session import (
+    NOT_INTACT,
     Brief,
+    Done,
     Drop,
     End,
     Give,
     Hello,
     Kill,
     Leave,
+    Locate,
     NodeBroken,
     Spawn,
     Told,
     ToNode,
     WorkerEnded,
 )
-from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, versions
-from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
+from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, other_size, versions
+from anyk.clusters.nodes.sliced_store import SlicedStore
+from anyk.clusters.nodes.slices import cut, no_slices
+from anyk.clusters.nodes.wire import PIECE, Offered
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.processes import shared_modules
 from anyk.clusters.remote.channel import FAILED
 from anyk.clusters.remote.handles import Died
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
-from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.shipping import parcels
 from anyk.clusters.remote.wire import refuse, vector_type
-from anyk.clusters.steps import Place
 from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
 from anyk.problems.data.reader_processes import python_settings
-from anyk.protocol import Layout
+from anyk.protocol import Dispatch, Layout
 
 if TYPE_CHECKING:
     from anyk.clusters.nodes.carrier import DriverCarrier, News
 
 _BUFFERS, _BOX = 4, 1 << 16  # reply buffers, and bytes of the mail box, of a worker
+_TURN = 0.25  # seconds between two looks while the driver waits for nodes
 _BEHIND = 64  # messages that a node may not have acknowledged while it is still told what to drop
 _FAREWELL = 5.0  # seconds that nodes may take to end
-_MOST_LINES = 20  # sentences about processes that were not admitted
+_LOOK = 2.0  # seconds between two looks whether the store still has the driver's entry
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from anyk.clusters.nodes import agent; agent.main()"
 
 
@@ -76,6 +83,7 @@ class Node:
         self.has: set[Key] = set()  # vectors that it has been told of
         self.vectors: list[Key] = []  # those of them that it may drop
         self.messages: list[bytes] = []  # keys of its workers' messages that are not needed any more
+        self.slices: list[int] = []  # numbers of messages whose slices it need not hold any more
 
 
 class Hub:
@@ -88,24 +96,32 @@ class Hub:
         self.size, self.port = place.size, port
         self.nodes: dict[int, Node] = {}
         self.lives: dict[bytes, Node] = {}
-        self.runs = self.reads = 0
+        self.runs = self._reads = 0
         self.open: Nodes | None = None
+        self.goes_on = False  # whether this program will be started again
         self._place = place
         self._own: SiteEntry | None = None  # the node of this machine
-        self._refused: dict[str, None] = {}
+        self.said = Said()
         self._children = 0
         self._child: subprocess.Popen[bytes] | None = None
         self.carrier: DriverCarrier = DriverCarrier(place.host, port, self._find_node)
         self.site = site
         self.entry = SiteEntry(
-            rank=0, key=self.carrier.key, life=site.life, versions=versions(), host=place.host, port=self.carrier.port
+            rank=0,
+            key=self.carrier.key,
+            life=site.life,
+            versions=versions(),
+            size=place.size,
+            host=place.host,
+            port=self.carrier.port,
         )
         self.carrier.start()
         self._start_child()
         site.publish(self.entry)
+        threading.Thread(target=self._keep_entry, daemon=True).start()
         self._under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         if self._under_torchrun:  # nothing in the environment tells a static rendezvous from another for certain
-            _say(
+            say(
                 "torchrun starts the program of a node again, and leaves the other nodes alone, only with --node-rank, "
                 "--master-addr and --max-restarts, not with --rdzv-backend c10d"
             )
@@ -114,7 +130,12 @@ class Hub:
     def _find_node(self, key: str) -> SiteEntry | None:
         """Return the entry of a node's public key; called by the thread."""
         own = self._own
-        return own if own is not None and own.key == key else self.site.node(key)
+        if own is not None and own.key == key:
+            return own
+        entry = self.site.node(key)
+        if entry is not None and not (0 < entry.rank < self.size == entry.size):
+            raise BadInput(other_size(entry.rank, entry.size, self.size))
+        return entry
 
     def _start_child(self) -> None:
         """Start the agent of this machine, a program of its own, so that its end or stop is not the driver's."""
@@ -123,7 +144,7 @@ class Hub:
         from anyk.clusters.nodes.agent import Child
 
         public, secret = (key.decode() for key in zmq.curve_keypair())
-        self._own = SiteEntry(0, public, os.urandom(8).hex(), versions())
+        self._own = SiteEntry(0, public, os.urandom(8).hex(), versions(), self.size)
         child = Child(self._place.host, self.port and self.port + 2, [public, secret], self._own.life, self.entry)
         environment, path = python_settings()
         self._child = subprocess.Popen(
@@ -136,6 +157,11 @@ class Hub:
         assert self._child.stdin is not None
         self._child.stdin.write(msgspec.json.encode(child) + b"\n")
         self._child.stdin.flush()
+
+    def next_read(self) -> int:
+        """Return a number for a read."""
+        self._reads += 1
+        return self._reads
 
     def tell(self, node: Node, message: ToNode) -> None:
         """Tell a node something."""
@@ -183,22 +209,33 @@ class Hub:
 
     def _refuse(self, sentence: str) -> None:
         """Say once that a process was not admitted; a node of this job with other versions ends the start of a run."""
-        if sentence in self._refused or len(self._refused) >= _MOST_LINES:
-            return
-        self._refused[sentence] = None
         if sentence.startswith("node ") and self.open is not None and self.open.starting:
             raise RunFailed(sentence)
-        _say(sentence)
+        self.said.say(sentence)
+
+    def _keep_entry(self) -> None:
+        """Have the store name this driver as long as it lives, whoever else writes there."""
+        while not self.carrier.ended:
+            time.sleep(_LOOK)
+            with contextlib.suppress(RuntimeError):  # the store does not answer
+                if not self.site.has(self.entry) and not self.carrier.ended:
+                    self.site.publish(self.entry)
+                    sentence = (
+                        "somebody has removed rank 0's entry from the store at MASTER_ADDR, or written another one (a "
+                        "stranger, or a second program with RANK=0); it was written again"
+                    )
+                    self.carrier.report(sentence)
 
     def _replace_child(self, status: int) -> None:
         assert self._child is not None
         assert self._own is not None
         self._close_child()
-        self._lose(self._own.life.encode(), f"its agent has ended (status {status})")
+        life = self._own.life.encode()
         self._children += 1
         if self._children >= 20:
             raise RunFailed("the agent of rank 0's machine has ended 20 times; see its messages above")
         self._start_child()
+        self._lose(life, f"its agent has ended (status {status})")
 
     def _close_child(self) -> None:
         if self._child is not None and self._child.stdin is not None:
@@ -214,9 +251,9 @@ class Hub:
             self.open.close()
         missing = [rank for rank in range(self.size) if rank not in self.nodes]
         if missing and self._under_torchrun:
-            _say(f"the program has ended; torchrun may wait up to 300 s for nodes {missing}, which have died")
+            say(f"the program has ended; torchrun may wait up to 300 s for nodes {missing}, which have died")
         failed = hasattr(sys, "last_value")  # with an exception, after which torchrun starts the program again
-        if not (failed and self._under_torchrun):
+        if not (self.goes_on or (failed and self._under_torchrun)):
             for node in self.nodes.values():
                 self.tell(node, Leave())
         until = time.monotonic() + _FAREWELL
@@ -233,10 +270,6 @@ class Hub:
         self.carrier.end()
 
 
-def _say(sentence: str) -> None:
-    print(f"anyk: {sentence}", file=sys.stderr, flush=True)
-
-
 _hub: Hub | None = None
 
 
@@ -251,6 +284,8 @@ def join_nodes(address: str = "", port: int = 0) -> Hub:
         place = JobPlace.from_environment(address)
         with needing("pyzmq", "nodes", "cluster 'nodes'"):
             import zmq  # noqa: F401
+        with needing("blake3", "nodes", "cluster 'nodes'"):
+            import blake3  # noqa: F401
         from anyk.clusters.nodes import agent
 
         site = Site(place)
@@ -258,7 +293,7 @@ def join_nodes(address: str = "", port: int = 0) -> Hub:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
             reason = agent.serve(site, port and port + 1)
             if reason:
-                _say(f"node {place.rank} ends: {reason}")
+                say(f"node {place.rank} ends: {reason}")
             raise SystemExit(1 if reason else 0)
         _hub = Hub(site, port)
     return _hub
@@ -267,59 +302,6 @@ def join_nodes(address: str = "", port: int = 0) -> Hub:
 def nodes_of_job() -> int:
     """Return the number of nodes that the launcher has started; raise :class:`~anyk.BadInput` if there was none."""
     return JobPlace.from_environment().size
-
-
-class NodeStore(RemoteStore):
-    """The driver's vectors, offered to nodes as soon as orders need them."""
-
-    def __init__(self, messages: Messages, carrier: DriverCarrier) -> None:
-        super().__init__(messages)
-        self._carrier = carrier
-        self._offered: dict[Key, Offered] = {}
-        self.gone: list[Key] = []  # offered vectors that have been dropped
-
-    def offer(self, key: Key) -> Offered:
-        """Return the offer of a vector."""
-        if key not in self._offered:
-            vector = self.vector(key)
-            assert vector is not None
-            self._offered[key] = self._carrier.offer(bytes_of(np.ascontiguousarray(vector)))
-        return self._offered[key]
-
-    def release(self, slot: str, version: int) -> None:
-        super().release(slot, version)
-        self._withdraw((slot, version))
-
-    def _drop(self, key: Place) -> None:
-        super()._drop(key)
-        self._withdraw(key)
-
-    def _withdraw(self, key: Key) -> None:
-        offered = self._offered.pop(key, None)
-        if offered is not None:
-            self._carrier.drop(offered.key)
-            self.gone.append(key)
-
-    def clear(self) -> None:
-        super().clear()
-        for key in list(self._offered):
-            self._withdraw(key)
-
-
-class _Announced:
-    """A message that a worker has announced."""
-
-    def __init__(self, node: Node, told: Told) -> None:
-        self.node, self.worker, self.incarnation, self.report = node, told.worker, told.incarnation, told.report
-        assert told.offered is not None
-        self.offered = told.offered
-
-
-class _Reading:
-    """A vector that is being read, for all messages that consist of its bytes."""
-
-    def __init__(self, number: int, vector: Array, first: _Announced) -> None:
-        self.number, self.vector, self.messages = number, vector, [first]
 
 
 class NodeHandle(NetworkedHandle):
@@ -339,8 +321,11 @@ class Nodes(Networked[NodeHandle]):
     when its program is started again, they join again. One that is stopped, or out of reach for less than 30 s,
     continues where it was.
 
-    ``address``: rank 0's address, by default that from which MASTER_ADDR is reached. ``port``: for control, and the two
-    after it for bytes (nodes: the one after it); by default any that are free.
+    ``slices``: with ``"nodes"`` each node holds a slice of sums, models and the optimiser's state, which then do not
+    pass through rank 0; the run ends if a node dies. ``address``: rank 0's address, by default that from which
+    MASTER_ADDR is reached. ``port``: for control, and the two
+    after it for bytes (nodes: the one after it); by default any that are free. ``spoiled``: as for ``processes``, a
+    folder that all nodes see.
 
     Raises :class:`~anyk.BadInput` without a launcher, without ANYK_SECRET between machines, or if pyzmq or torch is
     missing.
@@ -356,49 +341,72 @@ class Nodes(Networked[NodeHandle]):
         seed: int = 0,
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
+        slices: Literal["", "nodes"] = "",
         address: str = "",
         port: AtLeastZero = 0,
+        spoiled: str = "",
     ) -> None:
         options = ClusterOptions(
-            workers=workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication
+            workers=workers,
+            delays=delays,
+            seed=seed,
+            byzantine=byzantine,
+            communication=communication,
+            spoiled=spoiled,
         )
         super().__init__(options, NodeHandle)
-        self.address, self.port = address, port
+        self.slices, self.address, self.port = slices, address, port
+        self.in_slices = bool(slices)
         self._hub = join_nodes(address, port)
-        self._carrier = self._hub.carrier
+        self.carrier = self._hub.carrier
         self.run = 0
         self.starting = False  # whether workers are being started for the first time
 
     @property
     def spec(self) -> str:
-        values = {"address": self.address, "port": self.port, "byzantine": self.byzantine}
-        return show_spec(self.name, values, {"address": "", "port": 0, "byzantine": ()})
+        values = {
+            "slices": self.slices,
+            "address": self.address,
+            "port": self.port,
+            "byzantine": self.byzantine,
+            "spoiled": self.spoiled,
+        }
+        return show_spec(self.name, values, {"slices": "", "address": "", "port": 0, "byzantine": (), "spoiled": ""})
 
-    store: NodeStore
+    store: DriverStore
 
     # ------------------------------------------------------------------------------------------- life
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         if self._hub.open not in (None, self):
             raise BadInput("the nodes are busy with another run; close its cluster first")
+        if self.slices and partitions is not None:
+            _check_slices(layout, partitions)
         self.starting = True
         try:
             return super().open(layout, partitions, local)
         finally:
             self.starting = False
 
-    def new_store(self, messages: Messages, layout: Layout) -> NodeStore:
+    def new_store(self, messages: Messages, layout: Layout) -> DriverStore:
         lengths = [messages.length(tuple(covered)) for covered in layout.covers or layout.assignment]
         self._layout, self._lengths = layout, lengths
-        return NodeStore(messages, self._carrier)
+        self._used = range(min(self._hub.size, self.workers))  # ranks of nodes that have workers
+        self._holders: Holders | None = None
+        self._lost = ""  # why slices are lost
+        if not self.slices:
+            self.arrivals = Arrivals(DriverReceiver(self.carrier, self._hub.next_read), self._enter)
+            return DriverStore(messages, self.carrier)
+        cuts = cut(messages.partitions.dimension, messages.dtype.itemsize, len(self._used))
+        self._holders = Holders(self, cuts, messages.dtype)
+        self.arrivals = Arrivals(self._holders, self._enter)
+        return SlicedStore(messages, self, self._holders)
 
     def ship(self, partitions: Partitions) -> None:
         hub = self._hub
         self.run = hub.runs = hub.runs + 1
-        self._reading: dict[tuple[bytes, ...], _Reading] = {}
-        self._by_number: dict[int, _Reading] = {}
-        self._arrived: weakref.WeakValueDictionary[tuple[bytes, ...], Array] = weakref.WeakValueDictionary()
-        used = range(min(hub.size, self.workers))
+        self._awaited: dict[int, bool | None] = {}  # reads for which the driver waits; None: not over
+        used = self._used
         everything = tuple(range(len(partitions.sizes)))
         assigned = [
             everything if self._layout.fewest else self._partitions_of(rank)  # they may change hands
@@ -411,17 +419,18 @@ class Nodes(Networked[NodeHandle]):
         for rank, buffers in zip(used, parcels(partitions, assigned), strict=True):
             for buffer in buffers:
                 if id(buffer) not in offers:
-                    offers[id(buffer)] = self._carrier.offer(buffer.cast("B"))
+                    offers[id(buffer)] = self.carrier.offer(buffer.cast("B"))
             self._shipped.append(buffers)
             data = [offers[id(buffer)] for buffer in buffers]
             self._briefs[rank] = Brief(
                 run=self.run,
-                address=self._carrier.address,
+                address=self.carrier.address,
                 layout=self._memory_of(rank, partitions),
                 setup=self.setup,
                 assignment=self.assignment,
                 imports=shared_modules(buffers),
                 data=data,
+                holds=(0, 0) if self._holders is None else self._holders.slices.get(rank, (0, 0)),
             )
         self._data = [offered.key for offered in offers.values()]
         hub.open = self
@@ -458,11 +467,12 @@ class Nodes(Networked[NodeHandle]):
             node.has.clear()
             node.vectors.clear()
             node.messages.clear()
-        for number in self._by_number:
-            self._carrier.stop(number)
+            node.slices.clear()
+        self.arrivals.close()
         for key in self._data:
-            self._carrier.drop(key)
-        self._by_number, self._reading, self._briefs, self._shipped, self._data = {}, {}, {}, [], []
+            self.carrier.drop(key)
+        self._briefs, self._shipped, self._data = {}, [], []
+        self.run = 0
         for handle in self.handles:
             handle.present = False
         self.store.clear()
@@ -498,17 +508,39 @@ class Nodes(Networked[NodeHandle]):
 
     def node_joined(self, node: Node) -> None:
         """Start the workers of a node that has begun a life, unless they are to be started later."""
+        dead = {(news.worker, news.incarnation) for news in self.news if isinstance(news, Died)}
         for worker in range(node.rank, self.workers, self._hub.size):
             handle = self.handles[worker]
-            if handle.incarnation >= 0 and not handle.gone and handle.due is None:
+            waits = handle.due is not None or (worker, handle.incarnation) in dead  # the driver will start it
+            if handle.incarnation >= 0 and not handle.gone and not waits:
                 self._start_on(node, worker)
 
     def node_died(self, node: Node, reason: str) -> None:
         """Note that a node has died with its workers."""
+        self._lose_node(node, f"node {node.rank} was lost", reason)
+
+    def _node_broke(self, node: Node, reason: str) -> None:
+        """End the start of a run, or go on without a node that cannot take part, until it can."""
+        if self.starting:
+            raise RunFailed(f"node {node.rank}: {reason}")
+        self._lose_node(node, f"node {node.rank} cannot take part", reason)
+        node.run = 0  # it needs all again
+        for known in (node.has, node.vectors, node.messages, node.slices):
+            known.clear()
+
+    def _lose_node(self, node: Node, what: str, reason: str) -> None:
+        """Note that the workers of a node have ended; with slices, that ends the run."""
+        if self._holders is not None and node.rank in self._holders.slices and node.run == self.run:
+            self._lost = (
+                f"{what} with its slice of the model ({reason}); resume the run from its last checkpoint, which "
+                "--supervise does by itself"
+            )
+            self._hub.goes_on = SUPERVISED in os.environ
+            raise StateLost(self._lost)
         for worker in range(node.rank, self.workers, self._hub.size):
             handle = self.handles[worker]
             if handle.incarnation >= 0 and handle.due is None and not handle.gone:
-                self.news.append(Died(worker, handle.incarnation, f"node {node.rank} was lost: {reason}"))
+                self.news.append(Died(worker, handle.incarnation, f"{what}: {reason}"))
 
     def end_worker(self, worker: int) -> None:
         node = self.node_of(worker)
@@ -516,6 +548,11 @@ class Nodes(Networked[NodeHandle]):
             self._hub.tell(node, Kill(self.run, worker))
 
     # ------------------------------------------------------------------------------------------- orders
+
+    def _dispatch(self, order: Dispatch) -> None:
+        if self.slices and any(chunk.compress for chunks in order.chunks for chunk in chunks):
+            raise _no_slices("compressed messages are decompressed as a whole")
+        super()._dispatch(order)
 
     def listens(self, worker: int) -> bool:
         node = self.node_of(worker)
@@ -525,10 +562,17 @@ class Nodes(Networked[NodeHandle]):
         node = self.node_of(worker)
         if node is None:
             return  # its death will be noticed
-        needs = [(key, self.store.offer(key)) for key in envelope.needs]
-        node.has.update(envelope.needs)
+        needs = list(envelope.needs)
+        self._locate(node, needs)
         self._hub.tell(node, Give(self.run, worker, envelope.orders, needs))
         self.handles[worker].envelope = node.told
+
+    def _locate(self, node: Node, keys: Sequence[Key]) -> None:
+        """Tell a node where it reads vectors, if it has not been told."""
+        fresh = [(key, self.store.parts(key)) for key in keys if key not in node.has]
+        if fresh:
+            node.has.update(key for key, _ in fresh)
+            self._hub.tell(node, Locate(self.run, fresh))
 
     def node_has_taken(self, node: Node) -> None:
         """Send the newest orders of workers whose node has acknowledged the ones before."""
@@ -541,7 +585,7 @@ class Nodes(Networked[NodeHandle]):
     def poll(self, timeout: float) -> None:
         self._tidy()
         self._hub.poll(timeout)
-        self._stop_reads()
+        self.arrivals.stop_unneeded(self._tasks.in_flight.__contains__)
 
     def _tidy(self) -> None:
         """Tell nodes which vectors and messages are needed no more; one that does not listen is told later."""
@@ -549,14 +593,19 @@ class Nodes(Networked[NodeHandle]):
         for node in self._hub.nodes.values():
             node.vectors += [key for key in gone if key in node.has]
             node.has.difference_update(gone)
-            if (node.vectors or node.messages) and node.told - node.taken < _BEHIND:
-                self._hub.tell(node, Drop(self.run, node.vectors, node.messages))
-                node.vectors, node.messages = [], []
+            if (node.vectors or node.messages or node.slices) and node.told - node.taken < _BEHIND:
+                self._hub.tell(node, Drop(self.run, node.vectors, node.messages, node.slices))
+                node.vectors, node.messages, node.slices = [], [], []
 
-    def on_message(self, node: Node, message: Told | WorkerEnded | NodeBroken) -> None:
+    def on_message(self, node: Node, message: Told | WorkerEnded | Done | NodeBroken) -> None:
         """Take in a message of a node in this run."""
         if isinstance(message, NodeBroken):
-            raise RunFailed(f"node {node.rank}: {message.reason}")
+            self._node_broke(node, message.reason)
+            return
+        if isinstance(message, Done):
+            if self._holders is not None:
+                self._holders.on_done(node.rank, message)
+            return
         worker = message.worker
         if not 0 <= worker < self.workers or worker % self._hub.size != node.rank:
             refuse(worker, f"a message by node {node.rank}")
@@ -565,10 +614,10 @@ class Nodes(Networked[NodeHandle]):
         elif message.offered is None:
             self.news.append(self.notice(worker, message.incarnation, message.report, None))
         else:
-            self._read(node, message)
+            self._announce(node, message)
 
-    def _read(self, node: Node, told: Told) -> None:
-        """Read an announced message, or take what is here if its bytes are the same."""
+    def _announce(self, node: Node, told: Told) -> None:
+        """Have an announced message brought to where it is added up."""
         worker, report, offered = told.worker, told.report, told.offered
         assert offered is not None
         try:
@@ -582,48 +631,92 @@ class Nodes(Networked[NodeHandle]):
                 raise ValueError(f"{len(offered.digests)} digests of {offered.size} bytes")
         except ValueError as error:
             refuse(worker, error)
-        message = _Announced(node, told)
-        name = (kind.str.encode(), *offered.digests)
-        if report.task not in self._tasks.in_flight:
-            self._enter(message, np.empty(0))
-        elif (here := self._arrived.get(name)) is not None:
-            self._enter(message, here)
-        elif (reading := self._reading.get(name)) is not None:
-            reading.messages.append(message)
-            self._carrier.read_also(reading.number, node.hello.address, offered.key)
+        message = Announced(node, told)
+        if report.task in self._tasks.in_flight:
+            self.arrivals.announce(message, kind, size)
         else:
-            self._hub.reads += 1
-            vector = np.empty(size, dtype=kind)
-            reading = _Reading(self._hub.reads, vector, message)
-            self._reading[name] = self._by_number[reading.number] = reading
-            self._carrier.read(reading.number, bytes_of(vector), offered, [node.hello.address])
+            self._enter(message, np.empty(0), "")
+            message.free()
 
-    def _enter(self, message: _Announced, vector: Array | None) -> None:
-        """Note the arrival of a message; None: its bytes could not be read."""
+    def _enter(self, message: Announced, content: Any, failure: str) -> None:
+        """Note the arrival of a message, or why it has failed."""
         report = message.report
-        if vector is None:
-            report = Report(FAILED, report.task, report.chunk, sent=report.sent, text="its bytes did not arrive intact")
-        self.news.append(self.notice(message.worker, message.incarnation, report, vector))
-        message.node.messages.append(message.offered.key)
+        if failure:
+            report = Report(FAILED, report.task, report.chunk, sent=report.sent, text=failure)
+        self.news.append(self.notice(message.worker, message.incarnation, report, content))
 
     def on_read(self, number: int, complete: bool) -> None:
-        """Take in the messages of a read that is over."""
-        reading = self._by_number.pop(number, None)
-        if reading is None:
-            return
-        name = next(name for name, other in self._reading.items() if other is reading)
-        del self._reading[name]
-        if complete:
-            self._arrived[name] = reading.vector
-        for message in reading.messages:
-            self._enter(message, reading.vector if complete else None)
+        """Take in the end of a read."""
+        if number in self._awaited:
+            self._awaited[number] = complete
+        else:
+            self.arrivals.finished(number, "" if complete else NOT_INTACT)
 
-    def _stop_reads(self) -> None:
-        """Stop reading what no task in flight waits for; such messages are only counted."""
-        for name, reading in list(self._reading.items()):
-            for message in [m for m in reading.messages if m.report.task not in self._tasks.in_flight]:
-                reading.messages.remove(message)
-                self._enter(message, np.empty(0))
-            if not reading.messages:
-                self._carrier.stop(reading.number)
-                del self._reading[name], self._by_number[reading.number]
+    # ------------------------------------------------------------------------------------------- holders of slices
+
+    def address_of(self, rank: int) -> str:
+        """Return the address at which a node offers bytes."""
+        return self._holder(rank).hello.address
+
+    def tell_rank(self, rank: int, order: ToNode) -> None:
+        """Tell a node something."""
+        self._hub.tell(self._holder(rank), order)
+
+    def _holder(self, rank: int) -> Node:
+        if self._lost:
+            raise StateLost(self._lost)
+        return self._hub.nodes[rank]
+
+    def locate(self, rank: int, keys: Sequence[Key]) -> None:
+        """Tell a node where it reads vectors, if it has not been told."""
+        self._locate(self._holder(rank), keys)
+
+    def drop_slice(self, rank: int, number: int) -> None:
+        """Have a node drop its slice of a message with the next news that it gets."""
+        if rank in self._hub.nodes:
+            self._hub.nodes[rank].slices.append(number)
+
+    def wait_until(self, done: Callable[[], bool]) -> None:
+        """Take in what nodes tell until something is done."""
+        while not done():
+            self._hub.poll(_TURN)
+
+    def read_now(self, wanted: Sequence[tuple[memoryview, Offered, str]]) -> None:
+        """Read what nodes offer, and wait for it; raise :class:`~anyk.RunFailed` if it cannot be read."""
+        sources: dict[int, str] = {}
+        for memory, offered, address in wanted:
+            number = self._hub.next_read()
+            self._awaited[number] = None
+            self.carrier.read(number, memory, offered, [address])
+            sources[number] = address
+        try:
+            self.wait_until(lambda: all(self._is_over(*read) for read in sources.items()))
+            if any(self._awaited[number] is None for number in sources):
+                raise RunFailed(
+                    "a node was lost with a vector that the driver needs; resume the run from its last checkpoint, "
+                    "which --supervise does by itself"
+                )
+            if not all(self._awaited[number] for number in sources):
+                raise RunFailed("the driver could not read a vector of the nodes intact")
+        finally:
+            for number in sources:
+                if self._awaited.pop(number) is None:
+                    self.carrier.stop(number)
+
+    def _is_over(self, number: int, address: str) -> bool:
+        """Return whether a read of an address has ended, or never will."""
+        there = [self.carrier.address, *(node.hello.address for node in self._hub.nodes.values())]
+        return self._awaited[number] is not None or address not in there
+
+
+def _check_slices(layout: Layout, partitions: Partitions) -> None:
+    """Raise :class:`~anyk.BadInput` for what slices cannot do."""
+    reason = no_slices(layout)
+    if not reason and any(partitions.support(j) is not None for j in range(len(partitions.sizes))):
+        reason = "this data is sparse, and its replies contain some coordinates only"
+    if reason:
+        raise _no_slices(reason)
+
+
+def _no_slices(reason: str) -> BadInput:
+    return BadInput(f"slices=nodes is not possible: {reason}; use cluster 'nodes' without slices")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.remote.wire import Form
 from anyk.clusters.remote.worker import RunSetup
+from anyk.clusters.steps import StepPlan
 
 BEAT = 1.0  # seconds between two signs of life
 _AGAIN = 2.0  # seconds after which a message that has not been acknowledged is sent again, if the other side is heard
@@ -23,6 +24,7 @@ SILENCE = 3.0  # seconds without a sign of life after which the other side is pr
 _BETWEEN = 2.0  # seconds between two probes
 QUIET = 30.0  # seconds without a sign of life, or an answer to a probe, after which the other side is taken for dead
 PROGRAM_ENDED = "its program has ended"
+NOT_INTACT = "its bytes did not arrive intact"
 
 Answer = Literal["refused", "accepted", "none"]  # to a probe: an attempt to connect
 
@@ -60,6 +62,22 @@ class WorkerEnded(NodeMessage):
     blame: int
 
 
+class Done(NodeMessage):
+    """A node has done what the driver asked for under a number; ``failure``: why it could not, else "".
+
+    ``final``: whether the failure is the model's and not the node's. ``digest``: of its slice of a model. ``square``: a
+    squared norm. ``offered``: vectors by name, each with its form.
+    """
+
+    run: int
+    number: int
+    failure: str = ""
+    final: bool = False
+    digest: int = 0
+    square: float = 0.0
+    offered: list[tuple[str, Form, Offered]] = []
+
+
 class NodeBroken(NodeMessage):
     """A node cannot take part in the run."""
 
@@ -70,7 +88,7 @@ class NodeBroken(NodeMessage):
 class Brief(NodeMessage):
     """A new run: what a node's workers need, and the address at which the driver offers its bytes.
 
-    ``data``: the partitions, an object's bytes and its arrays.
+    ``data``: the partitions, an object's bytes and its arrays. ``holds``: the coordinates of the node's slice.
     """
 
     run: int
@@ -80,6 +98,7 @@ class Brief(NodeMessage):
     assignment: Sequence[Sequence[int]]
     imports: list[str]
     data: list[Offered]
+    holds: tuple[int, int] = (0, 0)
 
 
 class Spawn(NodeMessage):
@@ -97,21 +116,96 @@ class Kill(NodeMessage):
     worker: int
 
 
+class Part(NamedTuple):
+    """A part of a vector: its first byte's place in it, and where its bytes are offered."""
+
+    first: int
+    offered: Offered
+    address: str
+
+
+class Locate(NodeMessage):
+    """Say where vectors are read, if they come to be needed."""
+
+    run: int
+    vectors: list[tuple[Key, list[Part]]]
+
+
 class Give(NodeMessage):
     """Give a worker its newest orders, as soon as the vectors that they need are there."""
 
     run: int
     worker: int
     orders: bytes
-    needs: list[tuple[Key, Offered]]
+    needs: list[Key]
 
 
 class Drop(NodeMessage):
-    """Forget vectors, and free messages of the node's workers, by the keys with which they are offered."""
+    """Forget vectors and slices of messages, and free messages of workers by the keys with which they are offered."""
 
     run: int
     vectors: list[Key]
     messages: list[bytes]
+    slices: list[int]
+
+
+class Hold(NodeMessage):
+    """Prepare steps of a slot: read the slice of its optimiser's state, None for that before a first step.
+
+    ``penalties``: the slice of the regulariser's factors if they differ.
+    """
+
+    run: int
+    number: int
+    slot: str
+    optimizer: bytes
+    states: list[tuple[str, Form, Part]] | None
+    penalties: tuple[Form, Part] | None
+
+
+class Collect(NodeMessage):
+    """Read the node's slice of a message, which begins with the byte ``first`` of what is offered under the key."""
+
+    run: int
+    number: int
+    first: int
+    offered: Offered
+    address: str
+
+
+class CollectAlso(NodeMessage):
+    """Read a slice from a further process as well, which offers the same bytes."""
+
+    run: int
+    number: int
+    key: bytes
+    address: str
+
+
+class TakeStep(NodeMessage):
+    """Step the node's slice, when the ``needs`` are there; messages are meant by the numbers of their slices."""
+
+    run: int
+    number: int
+    plan: StepPlan
+    needs: list[Key]
+
+
+class Measure(NodeMessage):
+    """Tell the squared norm of a weighted sum of messages."""
+
+    run: int
+    number: int
+    terms: list[tuple[int, float]]
+
+
+class Show(NodeMessage):
+    """Offer the slice of the state of a slot's optimiser before the step from a version, until the next step."""
+
+    run: int
+    number: int
+    slot: str
+    version: int
 
 
 class End(NodeMessage):
@@ -124,8 +218,9 @@ class Leave(NodeMessage):
     """End the program."""
 
 
-ToDriver = Hello | Told | WorkerEnded | NodeBroken
-ToNode = Brief | Spawn | Kill | Give | Drop | End | Leave
+ToDriver = Hello | Told | WorkerEnded | Done | NodeBroken
+ToHolder = Hold | Collect | CollectAlso | TakeStep | Measure | Show
+ToNode = Brief | Spawn | Kill | Locate | Give | Drop | ToHolder | End | Leave
 M = TypeVar("M", ToDriver, ToNode)  # what this side tells
 _pack = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers
 from_node = msgspec.msgpack.Decoder(ToDriver).decode

@@ -28,6 +28,7 @@ from anyk.base.errors import BadInput, needing
 
 WIRE = 1  # version of what driver and nodes say to each other
 _FIRST, _AGAIN = 300.0, 2.0  # seconds that the store may take to answer at the start, and when it has ended
+_FORGED = 10.0  # seconds that an entry which was not signed with this job's secret may stay
 _DRIVER = "driver"  # the name of the driver's entry
 _START = (
     "cluster 'nodes' needs one process on each machine, started as in 'RANK=0 WORLD_SIZE=4 MASTER_ADDR=FIRST "
@@ -36,12 +37,13 @@ _START = (
 
 
 class SiteEntry(msgspec.Struct):
-    """What the store says of a process: how to reach it, its public key, its versions, and which life it is."""
+    """What the store says of a process: its public key, versions and WORLD_SIZE, which life it is, how to reach it."""
 
     rank: int
     key: str
     life: str
     versions: dict[str, str]
+    size: int
     host: str = ""
     port: int = 0  # for the driver: of control
 
@@ -68,6 +70,11 @@ def difference(node: str, theirs: Mapping[str, str], ours: Mapping[str, str]) ->
         return ""
     both = ["; ".join(f"{name} {side.get(name, 'unknown')}" for name in apart) for side in (theirs, ours)]
     return f"{node} has {both[0]}, and the driver {both[1]}; install the same versions on all nodes"
+
+
+def other_size(rank: int, theirs: int, ours: int) -> str:
+    """Return a sentence about a node of a job of another size."""
+    return f"node {rank} was started with WORLD_SIZE={theirs}, and rank 0 with {ours}; start all with the same one"
 
 
 def signed(secret: bytes, name: str, value: bytes) -> bytes:
@@ -175,6 +182,8 @@ class Site:
                 listening = socket.create_server(
                     (place.host, place.store_port), family=socket.AF_INET6 if ":" in place.host else socket.AF_INET
                 ).detach()
+            else:
+                _await_port(place.store_host, place.store_port, within)
             return TCPStore(
                 place.host if hosts else place.store_host,
                 place.store_port,
@@ -214,6 +223,13 @@ class Site:
             return None
         return unsigned(self.place.secret, name, data)
 
+    def has(self, entry: SiteEntry) -> bool:
+        """Return whether the driver's entry is this one, and nobody has written another."""
+        try:
+            return self.driver() == entry
+        except BadInput:
+            return False
+
     def driver(self, *, unlike: str = "") -> SiteEntry | None:
         """Return the driver's entry; None while there is none, or only that of the life ``unlike``."""
         entry = self._look_up(_DRIVER)
@@ -236,13 +252,39 @@ class Site:
             raise BadInput(f"'{name}' in the store at MASTER_ADDR is not anyk's entry of this version") from None
 
 
+def _await_port(host: str, port: int, within: float) -> None:
+    """Return when a port accepts connections; TCPStore by itself prints stacks while there is none."""
+    until = time.monotonic() + within
+    while True:
+        try:
+            socket.create_connection((host, port), within).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
 def _node(key: str) -> str:
     return f"node/{key.encode().hex()}"
 
 
 def wait_for(find: Callable[[], SiteEntry | None], within: float) -> SiteEntry | None:
-    """Return what is found within some seconds; None if nothing is."""
+    """Return what is found within some seconds; None if nothing is.
+
+    Raises :class:`~anyk.BadInput` if an entry that is not this job's stays for some seconds: the driver replaces what
+    strangers write.
+    """
     until = time.monotonic() + within
-    while (found := find()) is None and time.monotonic() < until:
+    forged: tuple[float, BadInput] | None = None  # since when there is none but one that is not this job's
+    while True:
+        found = None
+        try:
+            found = find()
+        except BadInput as error:
+            forged = forged or (time.monotonic(), error)
+        if found is not None or time.monotonic() >= until:
+            return found
+        if forged is not None and time.monotonic() > forged[0] + _FORGED:
+            raise forged[1]
         time.sleep(0.1)
-    return found

@@ -10,14 +10,13 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
 
 from anyk.base.arrays import Array
 
-PIECE = 1 << 20  # bytes
+PIECE = 1 << 19  # bytes
 WINDOW = 2  # pieces under way from a source: after a stop no more than these still arrive
 _PATIENCE = 1.0  # seconds without a piece after which another source is asked, or
 _SLOWER = 4.0  # so many times what the source's last piece took
@@ -32,6 +31,11 @@ class Offered(NamedTuple):
     key: bytes
     size: int
     digests: tuple[bytes, ...]  # of each piece
+
+    def slice(self, first: int, last: int) -> Offered:
+        """Return what a reader must know of the bytes from ``first`` on, a multiple of ``PIECE``, to ``last``."""
+        assert first % PIECE == 0 and (last % PIECE == 0 or last == self.size)
+        return Offered(self.key, last - first, self.digests[first // PIECE : -(-last // PIECE)])
 
 
 class ByteSource(NamedTuple):
@@ -56,7 +60,9 @@ def bytes_of(array: Array) -> memoryview:
 
 
 def _digest(piece: memoryview | bytes) -> bytes:
-    return sha256(piece).digest()[:16]  # which most processors compute in hardware
+    from blake3 import blake3  # which belongs to an extra
+
+    return blake3(piece).digest(16)  # several times as fast as the digests of Python's library
 
 
 class Offers:
@@ -75,10 +81,10 @@ class Offers:
         """Withdraw bytes."""
         self._have.pop(key, None)
 
-    def asked(self, who: bytes, frames: Frames) -> None:
-        """Answer a request; ignore what is none."""
+    def asked(self, who: bytes, frames: Frames) -> bool:
+        """Answer a request; return False for what is none."""
         if len(frames) != 2 or len(frames[1]) != _HEAD.size:
-            return
+            return False
         key, head = frames
         _, start, length = _HEAD.unpack(head)
         data = self._have.get(bytes(key), memoryview(b""))
@@ -87,6 +93,7 @@ class Offers:
         piece = data[start : start + length]
         self.sent += len(piece)
         self._send(who, [head, piece])
+        return True
 
 
 @dataclass
@@ -104,6 +111,7 @@ class _Read:
     """Bytes that are being read."""
 
     into: memoryview
+    first: int  # where they begin among the bytes that are offered
     digests: tuple[bytes, ...]
     sources: list[ByteSource]
     left: deque[int]  # pieces to ask for
@@ -131,15 +139,25 @@ class Reads:
         self._peers: dict[str, _Peer] = {}
         self.received = 0  # bytes
 
-    def begin(self, number: int, into: memoryview, digests: Sequence[bytes], sources: Sequence[ByteSource]) -> None:
-        """Begin to read; the number must be new. Raises ValueError for digests of another number of pieces."""
+    def begin(
+        self,
+        number: int,
+        into: memoryview,
+        digests: Sequence[bytes],
+        sources: Sequence[ByteSource],
+        first: int = 0,
+    ) -> None:
+        """Begin to read what is offered from byte ``first`` on; the number must be new.
+
+        Raises ValueError for digests of another number of pieces.
+        """
         pieces = -(-len(into) // PIECE)
         if len(digests) != pieces:
             raise ValueError(f"{len(digests)} digests for {pieces} pieces")
         if not pieces:
             self._done(number, True)
             return
-        read = _Read(into, tuple(digests), [], deque(range(pieces)), set(range(pieces)))
+        read = _Read(into, first, tuple(digests), [], deque(range(pieces)), set(range(pieces)))
         self._reads[number] = read
         for source in sources:
             self.add_source(number, source)
@@ -197,8 +215,12 @@ class Reads:
         peer = self._peers.get(address)
         if peer is None or len(frames) != 2 or len(frames[0]) != _HEAD.size:
             return
-        number, start, length = _HEAD.unpack(frames[0])
-        piece, data = start // PIECE, memoryview(frames[1])
+        number, offset, length = _HEAD.unpack(frames[0])
+        data = memoryview(frames[1])
+        if number not in self._reads:
+            return
+        start = offset - self._reads[number].first
+        piece = start // PIECE
         if (number, piece) not in peer.under_way or start % PIECE:
             return
         del peer.under_way[number, piece]
@@ -251,7 +273,8 @@ class Reads:
         peer.under_way[number, piece] = None
         read.tried.setdefault(piece, set()).add(source.address)
         start = piece * PIECE
-        self._send(source.address, [source.key, _HEAD.pack(number, start, len(read.into[start : start + PIECE]))])
+        length = len(read.into[start : start + PIECE])
+        self._send(source.address, [source.key, _HEAD.pack(number, read.first + start, length)])
 
     def _free_source(self, read: _Read, piece: int, without: str = "") -> ByteSource | None:
         """Return the least busy source of a piece that can be asked for it; None if there is none."""

@@ -25,7 +25,7 @@ from anyk.clusters.processes.memory import (
 )
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.remote_store import RemoteStore
-from anyk.clusters.store import Message
+from anyk.clusters.store import Elsewhere, Message
 
 
 class _Moved(NamedTuple):
@@ -78,7 +78,8 @@ class SharedStore(RemoteStore):
             self._reserved.add(copy)
         return model_view(self._memory, plan, copy)
 
-    def publish(self, slot: str, version: int, w: Vector) -> None:
+    def publish(self, slot: str, version: int, w: Vector | Elsewhere) -> None:
+        assert not isinstance(w, Elsewhere)
         blank = self.blank(slot)
         if not np.may_share_memory(w, blank):
             blank[:] = w
@@ -150,6 +151,7 @@ class SharedStore(RemoteStore):
             self.free_buffer(notice.worker, notice.buffer)
             return Message(ids, vector, notice.worker, None)
         occupied.add(notice.buffer)
+        vector.flags.writeable = False
         return Message(ids, vector, notice.worker, notice.buffer)
 
     def _copy_out(self, worker: int) -> bool:

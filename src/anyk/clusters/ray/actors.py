@@ -78,7 +78,7 @@ class _ObjectStore(RemoteStore):
         return super().contents(notice._replace(buffer=notice.buffer[2]), length, dtype)
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
-        return Message(ids, vector, notice.worker, notice.buffer[:2])
+        return super().keep(notice, ids, vector)._replace(buffer=notice.buffer[:2])
 
     def clear(self) -> None:
         super().clear()

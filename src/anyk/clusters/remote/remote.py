@@ -28,7 +28,7 @@ from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.tasks import Comparisons, OpenTasks
 from anyk.clusters.remote.worker import RunSetup
 from anyk.clusters.remote.workforce import H, News, Workforce
-from anyk.clusters.store import Message
+from anyk.clusters.store import Elsewhere, Message
 from anyk.problems.base import Partitions
 from anyk.protocol import (
     Alarm,
@@ -148,7 +148,7 @@ class Remote(Workforce[H]):
         for worker in range(self.workers):
             self.send_orders(worker)
 
-    def publish(self, slot: str, version: int, w: Vector | None) -> None:
+    def publish(self, slot: str, version: int, w: Vector | Elsewhere | None) -> None:
         assert w is not None  # open() requires a problem
         self.store.publish(slot, version, w)
         self._newest[slot] = max(version, self._newest.get(slot, -1))
@@ -271,7 +271,6 @@ class Remote(Workforce[H]):
             store.free_buffer(worker, buffer)
             store.arrived[task, chunk] = Message(ids, vector, worker)
         else:
-            vector.flags.writeable = False
             store.arrived[task, chunk] = store.keep(notice, ids, vector)
         self._tasks.settle(task, chunk)
         if self._leaving:

@@ -44,7 +44,8 @@ class RemoteStore(VectorStore):
         return vector.size, vector if vector.shape == (length,) and vector.dtype == dtype else None
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
-        """Return a message that has arrived, to be stored."""
+        """Return a message that has arrived, to be stored; nobody may change it from now on."""
+        vector.flags.writeable = False
         return Message(ids, vector, notice.worker)
 
     def free_buffer(self, worker: int, buffer: Any) -> None:

@@ -14,7 +14,8 @@ from anyk.clusters.contract import Report
 
 Form = tuple[str, int]  # type and number of entries of a vector
 _ALIGN = 16  # bytes
-_TYPES = {np.dtype(kind).str: np.dtype(kind) for kind in ("f2", "f4", "f8", "g", "u1")}  # of messages, and of payloads
+# of messages, payloads and optimisers' states
+_TYPES = {np.dtype(kind).str: np.dtype(kind) for kind in ("f2", "f4", "f8", "g", "u1", "i8", "?")}
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(list[tuple[Report, Form | None]]).decode
 

@@ -16,7 +16,7 @@ from anyk.base.specs import show_spec
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.local import Local
-from anyk.clusters.store import VectorStore
+from anyk.clusters.store import Elsewhere, VectorStore
 from anyk.clusters.virtual.calendar import Calendar, Outage
 from anyk.clusters.virtual.computing import ComputingStore
 from anyk.clusters.virtual.cores import Compute
@@ -143,7 +143,7 @@ class Simulated(Cluster):
 
     # ------------------------------------------------------------------------------------------- models and messages
 
-    def publish(self, slot: str, version: int, w: Vector | None) -> None:
+    def publish(self, slot: str, version: int, w: Vector | Elsewhere | None) -> None:
         self._schedule.newest[slot] = version
         if w is not None:
             self.store.publish(slot, version, w)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from anyk.base import AtLeastZero, BadInput, ByName, Floats, check_range, check_value, typed
-from anyk.clusters import Simulated
+from anyk.clusters import Simulated, no_slices
 from anyk.compression import compressor
 from anyk.delays import DelayModel, SecondsOrZero
 from anyk.delays import parse as parse_delays
@@ -321,20 +321,7 @@ def _first_tasks(built: Strategy) -> list[Task]:
 
 def _no_slices(built: Strategy) -> str:
     """Return why a strategy's sums cannot lie in slices; empty if they can."""
-    layout = built.layout
-    if isinstance(built, Compressed):
-        return "compressed messages have no slices"
-    if layout.blocks > 1:
-        return f"a message is 1/{layout.blocks} of a vector already"
-    if layout.voting:
-        return "wrong workers are found by comparing whole messages"
-    if layout.inner is not None:
-        return "workers send models, which are averaged"
-    if isinstance(built, Rounds) and built.work.checks is not None:
-        return "check= compares whole messages"
-    if isinstance(built, Rounds) and built.work.snapshot is not None:
-        return "snapshot= keeps messages for later steps"
-    return ""
+    return "compressed messages have no slices" if isinstance(built, Compressed) else no_slices(built.layout)
 
 
 def _all_reduce(request: _Request, nodes: int) -> tuple[StepSeconds, StepSeconds]:

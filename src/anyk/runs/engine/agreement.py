@@ -14,6 +14,7 @@ from anyk.base.errors import RunFailed
 from anyk.base.keyed import array_digest
 from anyk.clusters.contract import Cluster
 from anyk.clusters.steps import Place
+from anyk.clusters.store import alike
 from anyk.protocol import Chunk, Event, Failed, Layout, Lost, Reply
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.log.schema import Version
@@ -96,7 +97,7 @@ class Agreement:
         replicas = [replica for replica in sent.get(chunk, ()) if self._ledger.arrived(*replica[1])]
         if replicas:
             counts.compared += 1 + (len(replicas) == 1)
-        if replicas and not self._equal(self._message(replicas[0][1]), self._message(place)):
+        if replicas and not self._cluster.store.alike(replicas[0][1], place, self._tolerance):
             if len(replicas) > 1:
                 lost += self._convict(reply.time, reply.worker, f"workers {_and([w for w, _ in replicas])}")
                 return (self._fail(reply.time, reply.worker, place, [replicas[0][0]]), *lost)
@@ -136,19 +137,10 @@ class Agreement:
 
     # ------------------------------------------------------------------------------------------- comparing
 
-    def _equal(self, a: Vector, b: Vector) -> bool:
-        word = "u8" if a.nbytes % 8 == 0 else f"u{a.itemsize}"  # bits, not numbers: 0.0 and -0.0 differ
-        if np.array_equal(a.view(word), b.view(word)):
-            return True
-        if not self._tolerance:
-            return False
-        largest = max(np.linalg.norm(a), np.linalg.norm(b))
-        return bool(np.linalg.norm(a - b) <= self._tolerance * largest)
-
     def _alike(self, one: _Sent, other: _Sent) -> bool:
         if one.vector is None or other.vector is None:
             return one.digest == other.digest
-        return self._equal(one.vector, other.vector)
+        return alike(one.vector, other.vector, self._tolerance)
 
     def _contradicting(self, sent: dict[Chunk, Messages], chunk: Chunk, place: Place) -> Messages:
         """Return this message and the others that it contradicts; none if they agree or are too few."""
@@ -184,7 +176,7 @@ class Agreement:
         return row
 
     def _message(self, place: Place) -> Vector:
-        return self._cluster.store.arrived[place].vector
+        return self._cluster.store.message(place)
 
     def _read(self, worker: int, place: Place) -> _Sent:
         vector = np.array(self._message(place))

@@ -12,6 +12,7 @@ from anyk.base.arrays import Vector, Vectors
 from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster
 from anyk.clusters.steps import MixPlan, ModelTerm, StaleMessage, StepPlan
+from anyk.clusters.store import Elsewhere
 from anyk.optimizers import Optimizer, SlowMo
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of, penalty_of
@@ -20,7 +21,6 @@ from anyk.protocol import Combine, Mix
 from anyk.runs.engine.audit import Audit
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.versions import Versions
-from anyk.runs.engine.warm_start import OUTER
 
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
 
@@ -46,7 +46,7 @@ class Updates:
         step = self._versions[command.slot]
         return command._replace(residual=self._audit.residual(command, parts, step))
 
-    def result(self, command: Combine | Mix) -> tuple[Vector, int] | None:
+    def result(self, command: Combine | Mix) -> tuple[Vector | Elsewhere, int] | None:
         """Return the slot's next version and its digest, or None without an optimiser.
 
         Raises :class:`~anyk.RunFailed` if it is not finite.
@@ -57,7 +57,7 @@ class Updates:
             return self._combine(command, self._optimizer)
         return self._mix(command, self._optimizer)
 
-    def _combine(self, command: Combine, optimizer: Optimizer) -> tuple[Vector, int]:
+    def _combine(self, command: Combine, optimizer: Optimizer) -> tuple[Vector | Elsewhere, int]:
         """Return the model and its digest after a step by the decoded gradient."""
         slot, version = command.slot, self._versions[command.slot]
         problem = problem_of(self._problem, slot)
@@ -83,8 +83,7 @@ class Updates:
             hooks = abilities_of(problem).through_hooks
             assert hooks is not None
             optimizer = _ThroughHooks(optimizer, hooks)
-        state = self._versions.optimizer_states[slot]
-        return self._cluster.store.apply(plan, optimizer, state, by_coordinate)
+        return self._cluster.store.apply(plan, optimizer, by_coordinate)
 
     def _stale(self, command: Combine, version: int) -> tuple[StaleMessage, ...]:
         """Return the messages with gradients of older versions, and the factors of their compensation."""
@@ -96,9 +95,9 @@ class Updates:
                 stale.append(StaleMessage(message, base, factor))
         return tuple(stale)
 
-    def _mix(self, command: Mix, optimizer: Optimizer) -> tuple[Vector, int]:
+    def _mix(self, command: Mix, optimizer: Optimizer) -> tuple[Vector | Elsewhere, int]:
         """Return a weighted sum of models, or the model after an outer optimiser's step towards it, and its digest."""
-        slot, versions, store = command.slot, self._versions, self._cluster.store
+        slot, versions = command.slot, self._versions
         weights = self._weights(command)
         models = []
         if command.relative:
@@ -114,15 +113,9 @@ class Updates:
             weights=weights,
             mix=MixPlan(tuple(models), command.outer),
         )
-        if command.outer is None:
-            return store.apply(plan, None, {})
-        outer = build_optimizer(command.outer[0], lr=command.outer[1])
-        if isinstance(outer, SlowMo):
+        if command.outer is not None and isinstance(build_optimizer(command.outer[0], lr=command.outer[1]), SlowMo):
             plan = plan._replace(scale=optimizer.rate.at(command.number))
-        state = self._outer_state(slot, outer)
-        model = store.apply(plan, outer, state)
-        versions.optimizer_states[slot] |= {OUTER + name: vector for name, vector in state.items()}
-        return model
+        return self._cluster.store.apply(plan, optimizer)
 
     def _weights(self, command: Mix) -> list[Any]:
         """Return the weights of a mix, multiplied by the samples of its messages where it asks for that."""
@@ -134,14 +127,6 @@ class Updates:
         products = [weight * size for weight, size in zip(weights, samples, strict=True)]
         sum_of_products = sum(products)
         return [product * total / sum_of_products for product in products]
-
-    def _outer_state(self, slot: str, outer: Optimizer) -> Vectors:
-        """Return the state of the outer optimiser, which steps by the change of local work."""
-        state = self._versions.optimizer_states[slot]
-        if not any(name.startswith(OUTER) for name in state):
-            for name, vector in outer.start(self._versions.model(slot)).items():
-                state[OUTER + name] = vector
-        return {name.removeprefix(OUTER): vector for name, vector in state.items() if name.startswith(OUTER)}
 
 
 class _ThroughHooks(Optimizer):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anyk.base.arrays import Vector, Vectors
-from anyk.base.errors import BadInput
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import Cluster
+from anyk.clusters.steps import OUTER
+from anyk.clusters.store import Elsewhere
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.problems.many import problem_of
 from anyk.protocol import Layout
 from anyk.runs.engine.carried_values import CarriedValues
-from anyk.runs.engine.warm_start import OUTER, WarmStart
+from anyk.runs.engine.warm_start import WarmStart
 
 
 class Versions:
@@ -39,7 +41,9 @@ class Versions:
         if warm_start is not None:
             self.newest |= warm_start.versions
         self.kept: Vectors | None = None  # the newest models, once the cluster is to close
-        self.optimizer_states: dict[str, Vectors] = {}
+        self._kept_states: dict[str, Vectors] = {}  # with these models
+        self._lost: RunFailed | None = None  # why the newest models cannot be had any more
+        self._computed: list[str] = []  # the slots that have models
         self._pins: dict[tuple[str, int], int] = {}
 
     def __getitem__(self, slot: str) -> int:
@@ -55,12 +59,18 @@ class Versions:
 
     def model(self, slot: str) -> Vector:
         """Return the newest model of a slot."""
+        if self._lost is not None:
+            raise self._lost
         return self._cluster.store.model(slot, self.newest[slot]) if self.kept is None else self.kept[slot]
 
     @property
     def models(self) -> Vectors:
         """The newest model of each slot; empty if nothing is computed."""
-        return {slot: self.model(slot) for slot in self.optimizer_states}
+        return {slot: self.model(slot) for slot in self._computed}
+
+    def optimizer_states(self, slot: str) -> Vectors:
+        """Return the vectors of a slot's optimiser at its newest version."""
+        return self._cluster.store.optimizer_states(slot) if self.kept is None else self._kept_states[slot]
 
     @property
     def trained(self) -> Vectors:
@@ -69,7 +79,11 @@ class Versions:
 
     def keep(self) -> None:
         """Keep the newest models while the cluster, with its store, closes."""
-        self.kept = self.models
+        try:
+            states = {slot: self.optimizer_states(slot) for slot in self._computed}
+            self.kept, self._kept_states = self.models, states
+        except RunFailed as error:  # they were elsewhere, and are lost; the run has failed for the same reason
+            self._lost = error
 
     def begin(self) -> None:
         """Publish the first version of each slot."""
@@ -78,19 +92,25 @@ class Versions:
             if self._problem is None or self._optimizer is None:
                 self._cluster.publish(slot, version, None)
                 continue
-            w = self._cluster.store.blank(slot)
+            w, states = self._cluster.store.blank(slot), None
             if earlier is None or slot not in earlier.models:
                 w[:] = problem_of(self._problem, slot).initial()
-                self.optimizer_states[slot] = self._optimizer.start(w)
             else:
                 w[:] = earlier.models[slot]
-                self.optimizer_states[slot] = {name: value.copy() for name, value in earlier.states[slot].items()}
+                states = {name: value.copy() for name, value in earlier.states[slot].items()}
             self._cluster.publish(slot, version, w)
+            self._start(slot, version, states)
             if self.carried is not None:
                 self.carried.attach(slot, version, self.step)
             give_back(w.nbytes)
 
-    def publish(self, slot: str, w: Vector | None) -> None:
+    def _start(self, slot: str, version: int, states: Vectors | None) -> None:
+        """Prepare steps from a version that has been published."""
+        assert self._optimizer is not None
+        self._cluster.store.start_optimizer(slot, version, self._optimizer, states)
+        self._computed.append(slot)
+
+    def publish(self, slot: str, w: Vector | Elsewhere | None) -> None:
         """Publish a slot's next version (None if nothing is computed), and release the previous one unless pinned."""
         version = self.newest[slot]
         self._cluster.publish(slot, version + 1, w)
@@ -121,7 +141,7 @@ class Versions:
             {slot: self.newest[slot] for slot in models},
             models,
             {
-                slot: {name: v for name, v in self.optimizer_states[slot].items() if not name.startswith(OUTER)}
+                slot: {name: v for name, v in self.optimizer_states(slot).items() if not name.startswith(OUTER)}
                 for slot in models
             },
             self._cluster.injection.tasks,
@@ -132,7 +152,7 @@ class Versions:
         vectors: Vectors = {}
         for slot, w in self.models.items():
             vectors[f"model/{slot}/{self.newest[slot]}"] = w
-            for name, value in self.optimizer_states[slot].items():
+            for name, value in self.optimizer_states(slot).items():
                 vectors[f"optimizer/{slot}/{name}"] = value
         return vectors if self.carried is None else vectors | self.carried.vectors()
 
@@ -147,8 +167,8 @@ class Versions:
                 raise BadInput(f"the run's models have {saved.size:,} parameters, those of the problem {w.size:,}")
             w[:] = saved
             self._cluster.publish(slot, version, w)
+        states: dict[str, Vectors] = {key[1]: {} for key in keys if key[0] == "model"}  # empty if it has no vectors
         for _, slot, name in (key for key in keys if key[0] == "optimizer"):
-            self.optimizer_states.setdefault(slot, {})[name] = vectors[f"optimizer/{slot}/{name}"]
-        for key in keys:
-            if key[0] == "model":
-                self.optimizer_states.setdefault(key[1], {})  # of an optimiser without vectors of its own
+            states[slot][name] = vectors[f"optimizer/{slot}/{name}"]
+        for slot in states:
+            self._start(slot, self.newest[slot], states[slot])

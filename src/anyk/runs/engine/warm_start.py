@@ -10,13 +10,13 @@ from typing import Any
 
 from anyk.base.arrays import Vector, Vectors
 from anyk.base.errors import BadInput
+from anyk.clusters.steps import OUTER
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.protocol import Strategy
 from anyk.runs.folder import checkpoints
 
 NAME = "begin.safetensors"
-OUTER = "outer "  # with which the names of an outer optimiser's vectors begin
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from anyk.protocol import (
     Mix,
     Note,
 )
-from anyk.strategies.rounds.balance import Balance
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.rounds.terms import RoundTerms
 
@@ -95,10 +94,10 @@ class AdaptingSteps:
                 "leave out one of them"
             )
         check_range("least of 'adacomm'", self.least, 1, tau, " (tau) local steps")
-        if isinstance(rounds.changes, Balance):
+        if rounds.changes is not None and rounds.changes.measures:
             raise BadInput(
-                "balance=auto compares the seconds of 50 rounds, in which 'adacomm' changes the number of local steps; "
-                "leave out either"
+                f"{rounds.changes.name} compares the seconds of rounds, in which 'adacomm' changes the number of local "
+                "steps; leave out either"
             )
 
     @property

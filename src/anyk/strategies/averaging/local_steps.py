@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from functools import partial
 from math import floor
 from typing import Any
 
@@ -13,14 +14,25 @@ from anyk.base.keyed import keyed_generator
 from anyk.base.plain import part
 from anyk.base.specs import bracketed, show_spec
 from anyk.codes import Selection
-from anyk.protocol import Chunk, Command, Dispatch, LossEvaluated, Mix
+from anyk.protocol import (
+    Chunk,
+    Command,
+    CompressorFacts,
+    DelayLaw,
+    Dispatch,
+    Layout,
+    LossEvaluated,
+    Mix,
+    Pace,
+    StrategyFacts,
+)
 from anyk.strategies.averaging.adapting import AdaptingSteps
-from anyk.strategies.rounds.balance import shares_of
 from anyk.strategies.rounds.elastic import ElasticState
 from anyk.strategies.rounds.round_work import RoundWork
+from anyk.strategies.rounds.shares import shares_of
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.rounds.terms import RoundTerms
-from anyk.strategies.wait import WaitLike
+from anyk.strategies.wait import Decodable, WaitLike
 
 
 @dataclass(slots=True)
@@ -64,7 +76,6 @@ class LocalSteps(RoundWork):
 
     State = LocalState
     fewest_replies = 1  # a single model can be averaged
-    summary = "workers take steps of their own, then their models are averaged"
 
     tau: AtLeastOne = 10
     _: KW_ONLY
@@ -91,7 +102,7 @@ class LocalSteps(RoundWork):
             if rounds.changes is not None:
                 raise BadInput(
                     "clients are sampled from all workers of a fixed fleet, and the others have no times in the round; "
-                    "leave out clients, or balance=auto and the range of workers or partitions"
+                    f"leave out clients, or {rounds.changes.name}"
                 )
         if self.adapt is not None:
             self.adapt.check(rounds, self.tau, outer=self.outer)
@@ -123,15 +134,44 @@ class LocalSteps(RoundWork):
 
     # ------------------------------------------------------------------------------------------- facts
 
+    def facts(self, rounds: RoundTerms) -> StrategyFacts:
+        """Return the facts of these rounds that depend on the work."""
+        return StrategyFacts(
+            pace=partial(self._pace, rounds), check_compressor=partial(self._check_compressor, rounds.spec)
+        )
+
+    def _pace(self, rounds: RoundTerms, delays: DelayLaw) -> Pace:
+        if self.adapt is not None:
+            return Pace(None, 0.0, "tau changes with the loss")
+        everyone = self.clients is None and rounds.rule == Decodable() and not self.speeds
+        seconds = delays.longest_sum(self.tau, rounds.code.workers) if everyone else None
+        return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
+
+    def _check_compressor(self, spec: str, by: CompressorFacts) -> None:
+        """Raise :class:`~anyk.BadInput` if these models must not be compressed by this compressor."""
+        if self.keep:
+            raise BadInput(f"'{spec}' keeps the inner optimiser's state; with '{by.spec}' leave out keep")
+
+    def summary(self, rounds: RoundTerms) -> str:
+        """Return a short description of these rounds."""
+        return "workers take steps of their own, then their models are averaged"
+
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the model, and of the further models that the adapting rule needs."""
-        return super().slots if self.adapt is None else self.adapt.slots
+        return ("model",) if self.adapt is None else self.adapt.slots
 
-    @property
-    def losses(self) -> bool:
-        """Whether the training loss is evaluated."""
-        return self.adapt is not None
+    def layout(self, of_code: Layout) -> Layout:
+        """Return the layout of a code's rounds with what local steps need; messages cover no partitions."""
+        return replace(
+            of_code,
+            slots=self.slots,
+            auxiliary=self.slots[self.models :],
+            covers=((),) * of_code.workers,
+            inner=self.inner,
+            losses=self.adapt is not None,
+            stateful=self.keep,
+        )
 
     @property
     def usual_wait(self) -> WaitLike:
@@ -173,7 +213,7 @@ class LocalSteps(RoundWork):
             partitions, (1.0,) * len(partitions), batch=batch, repeat=local.iterations, steps=steps, state=state
         )
 
-    def note_speed(self, s: RoundState, worker: int) -> None:
+    def note_reply(self, s: RoundState, worker: int) -> None:
         """Note the speed of a worker whose reply has arrived."""
         if self.speeds and s.now > s.began:
             s.work.speed[worker] = s.work.steps_taken[worker] / (s.now - s.began)

@@ -27,7 +27,6 @@ _CHANCE = 0.002  # significance level of the test that groups differ
 _GAIN = 0.05  # share of a round's seconds that other shares must save, in either half of the rounds
 _APART = 0.2  # relative change of a share whose effect stands out from noise
 _LEAST = 0.1  # smallest part of a share's seconds that is assumed to be proportional to its size
-_OFF = 0.1  # largest relative deviation of the samples of a step
 
 
 @dataclass(slots=True)
@@ -57,6 +56,9 @@ class Balance(CodeRule):
 
     State = BalanceState
     moves_data = True
+    measures = True
+    name = "balance=auto"
+    summary = "shares of the data follow the speed of workers"
 
     def check(self, rounds: RoundTerms) -> None:
         """Raise :class:`~anyk.BadInput` for a code whose blocks must be of equal size."""
@@ -94,6 +96,10 @@ class Balance(CodeRule):
         """Note the time of a reply, of which the first of a group counts."""
         s.code_rule.first_reply.setdefault(s.code.group_of[worker], s.now - s.began)
 
+    def ignore_times(self, s: RoundState) -> None:
+        """Do not measure this round, in which a worker joined or was lost."""
+        s.code_rule.disturbed = True
+
     def after_step(self, rounds: RoundTerms, s: RoundState) -> tuple[Code, list[Note]] | None:
         """Return the code with other sizes of blocks, and a note about it, if that makes rounds shorter."""
         sizes = reconsidered_sizes(s.code_rule, s.now - s.began)
@@ -105,6 +111,11 @@ class Balance(CodeRule):
         moved = 100.0 * np.count_nonzero(before != after) / old.partitions
         shares = "/".join(map(str, new.shares))
         return new, [Note(f"shares={shares} {since(rounds, s)}: {moved:.0f} % of the samples change hands")]
+
+    def adapted(self, code: Code, seconds: Floats, slopes: Floats, load: float) -> Code:
+        """Return the code with the shares at which balance settles on a fleet, see :func:`settled_sizes`."""
+        assert isinstance(code, RepetitionCode)
+        return code.cut(settled_sizes(code, seconds, slopes, load))
 
 
 def reconsidered_sizes(balance: BalanceState, seconds: float) -> list[int] | None:
@@ -136,23 +147,6 @@ def even_parts(batch: int) -> int:
 
 def _each(batch: int, parts: int) -> float:
     return max(1, round(batch / parts)) * parts / batch - 1.0
-
-
-def batch_of(batch: int, workers: int, partitions: int) -> int:
-    """Return the samples per partition for which a step has about ``batch`` samples per worker.
-
-    >>> batch_of(32, workers=4, partitions=6)
-    21
-    """
-    if not batch:
-        return 0
-    batch_each = max(1, round(batch * workers / partitions))
-    if abs(batch_each * partitions - batch * workers) > _OFF * batch * workers:
-        raise BadInput(
-            f"batch={batch} is {batch * workers} samples a step, which {partitions} shares cannot give to within 10 %; "
-            "give smaller shares or a larger batch"
-        )
-    return batch_each
 
 
 def settled_sizes(code: RepetitionCode, seconds: Floats, slopes: Floats, load: float) -> list[int]:
@@ -245,8 +239,3 @@ def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: i
         shortest[group] += 1
         heapq.heapreplace(heap, (seconds + sizes_each[group], group))
     return shortest
-
-
-def shares_of(code: Code) -> tuple[int, ...]:
-    """Return the shares in a code's settings; none if its blocks are as even as possible."""
-    return code.shares if isinstance(code, RepetitionCode) else ()

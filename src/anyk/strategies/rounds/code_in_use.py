@@ -10,8 +10,6 @@ import numpy as np
 from anyk.codes import Code
 from anyk.codes.decoders import METHODS, Decoder, LeastSquaresDecoder, SetDecoder
 from anyk.protocol import Command, Task
-from anyk.strategies.averaging.local_steps import LocalSteps
-from anyk.strategies.rounds.balance import Balance
 from anyk.strategies.rounds.elastic import Elastic, fleet_note
 from anyk.strategies.rounds.round_settings import RoundSettings
 from anyk.strategies.rounds.state import RoundState
@@ -27,15 +25,8 @@ class CodeInUse(RoundSettings):
 
     def _note_time(self, s: RoundState, worker: int) -> None:
         """Note the time of a reply, as shares or numbers of local steps follow the speed of workers."""
-        if isinstance(self.changes, Balance):
-            self.changes.note_reply(s, worker)
-        if isinstance(self.work, LocalSteps):
-            self.work.note_speed(s, worker)
-
-    def _ignore_times(self, s: RoundState) -> None:
-        """Ignore the times of this round when shares follow the speed of workers."""
-        if isinstance(self.changes, Balance):
-            s.code_rule.disturbed = True
+        self.code_rule.note_reply(s, worker)
+        self.work.note_reply(s, worker)
 
     def _use_code(self, s: RoundState, code: Code) -> None:
         s.code = code
@@ -80,11 +71,6 @@ class CodeInUse(RoundSettings):
         if replies is None and self.enough.approximate:
             replies = s.count or 1
         return self._elastic.lacks_messages(s, replies)
-
-    def _compared(self, s: RoundState) -> bool:
-        """Return whether the replies of this round have been compared, if it is checked."""
-        checks = self.work.checks
-        return checks is None or checks.compared(s, self.spanning)
 
     def _has_replied(self, s: RoundState, worker: int) -> bool:
         messages = self.code.messages

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from anyk.base.arrays import Floats
+from anyk.base.errors import BadInput
 from anyk.codes import Code
 from anyk.protocol import Fleet, Note
 from anyk.strategies.rounds.state import RoundState
@@ -14,10 +16,22 @@ from anyk.strategies.rounds.terms import RoundTerms
 
 
 class CodeRule(ABC):
-    """The choice of the code for each round; ``moves_data``: whether the partitions of a worker change in a run."""
+    """The choice of the code for each round.
+
+    ``name``: the setting that asks for the rule, in messages. ``moves_data``: whether the partitions of a worker change
+    in a run. ``measures``: whether shares of the data follow the measured speed of workers, so that the partitions of a
+    share are computed together. ``summary``: what the rule does, in words; empty if it is not worth a mention.
+    """
 
     State: ClassVar[type[Any]]
-    moves_data: bool = False
+    name: ClassVar[str]
+    moves_data: ClassVar[bool] = False
+    measures: ClassVar[bool] = False
+    summary: ClassVar[str] = ""
+
+    def check(self, rounds: RoundTerms) -> None:
+        """Raise :class:`~anyk.BadInput` if the code of these rounds cannot follow the rule."""
+        return
 
     @property
     def keys(self) -> Mapping[str, Any]:
@@ -31,6 +45,18 @@ class CodeRule(ABC):
     @abstractmethod
     def start(self, rounds: RoundTerms, fleet: Fleet) -> Any:
         """Return the state at the start of a run."""
+
+    def note_reply(self, s: RoundState, worker: int) -> None:
+        """Note the time of a reply, if the rule measures."""
+        return
+
+    def ignore_times(self, s: RoundState) -> None:
+        """Do not measure this round."""
+        return
+
+    def adapted(self, code: Code, seconds: Floats, slopes: Floats, load: float) -> Code:
+        """Return the code on which a rule that measures settles, see :class:`~anyk.protocol.StrategyFacts`."""
+        return code
 
     def code(self, rounds: RoundTerms, s: RoundState) -> Code:
         """Return the code of the present round, as a run starts or is resumed."""
@@ -51,6 +77,7 @@ class FixedCode(CodeRule):
     """The code stays as it was given."""
 
     State = FixedState
+    name = "a code that stays the same"
 
     def start(self, rounds: RoundTerms, fleet: Fleet) -> FixedState:
         """Return the state at the start of a run."""
@@ -70,6 +97,12 @@ class LearningCode(CodeRule):
     """A code that learns gives workers other coefficients at intervals, by how often each was missing."""
 
     State = LearningState
+    name = "a code that learns"
+
+    def check(self, rounds: RoundTerms) -> None:
+        """Raise :class:`~anyk.BadInput` for a code that does not learn."""
+        if rounds.policy.relearned is None:
+            raise BadInput(f"'{rounds.code.spec}' does not learn from missing replies; leave out changes")
 
     def start(self, rounds: RoundTerms, fleet: Fleet) -> LearningState:
         """Return the state at the start of a run."""

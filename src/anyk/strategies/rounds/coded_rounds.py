@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan
 
+from anyk.base.arrays import Floats
 from anyk.base.checks import typed
 from anyk.protocol import (
     Alarm,
@@ -27,7 +29,6 @@ from anyk.protocol import (
 from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.code_in_use import CodeInUse
 from anyk.strategies.rounds.elastic import drop_changed, fleet_note
-from anyk.strategies.rounds.round_facts import facts_of
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.wait import Waiting
 
@@ -74,7 +75,11 @@ class Rounds(CodeInUse):
 
     @property
     def facts(self) -> StrategyFacts:
-        return facts_of(self)
+        computed = None
+        if self.changes is not None:  # at the start
+            computed = [len(assigned) / self.first_code.partitions for assigned in self.first_code.assignment]
+        adapted = partial(_adapted, self) if self.code_rule.measures else None
+        return replace(self.work.facts(self), shares_computed=computed, adapted=adapted)
 
     def start(self, fleet: Fleet) -> tuple[RoundState, Commands]:
         s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds)
@@ -87,6 +92,7 @@ class Rounds(CodeInUse):
     def rebuild(self, state: RoundState) -> None:
         self._use_code(state, self.code_rule.code(self, state))
         self._restart_decoder(state)
+        state.ending = self.work.ending(self, state)
 
     # ------------------------------------------------------------------------------------------- events
 
@@ -135,11 +141,12 @@ class Rounds(CodeInUse):
         return self._covered(s)
 
     def on_alarm(self, state: RoundState, event: Alarm) -> Commands:
-        enough = self._enough_of(state).enough(Waiting(state, self.code.messages))
-        return self._step(state) if enough else self._waited(state)
+        if state.ending is None and self.enough.enough(Waiting(state, self.code.messages)):
+            return self._step(state)
+        return self._waited(state)
 
     def worker_left(self, state: RoundState, worker: int) -> Commands:
-        self._ignore_times(state)
+        self.code_rule.ignore_times(state)
         state.open = {message: other for message, other in state.open.items() if other != worker}
         self.work.forget(state, worker)
         return self._covered(state)
@@ -152,7 +159,7 @@ class Rounds(CodeInUse):
         return ()
 
     def worker_returned(self, state: RoundState, worker: int) -> Commands:
-        self._ignore_times(state)
+        self.code_rule.ignore_times(state)
         if self._elastic is not None:
             if not (state.open or state.task_of):
                 return self._begin(state)
@@ -176,15 +183,18 @@ class Rounds(CodeInUse):
         count = s.count
         if count is None:
             s.arrivals[reply] = s.now - s.began
-        if s.decoder.add(reply) or (
-            len(task_of) >= count if count else self._enough_of(s).enough(Waiting(s, self.code.messages))
-        ):
-            return () if s.checking and not self._compared(s) else self._step(s)
+        over = s.decoder.add(reply)
+        if s.ending is not None:
+            over = s.ending(s)
+        elif not over:
+            over = len(task_of) >= count if count else self.enough.enough(Waiting(s, self.code.messages))
+        if over:
+            return self._step(s)
         return () if s.open else self._waited(s)
 
     def _waited(self, s: RoundState) -> Commands:
         """Return the commands that follow if no more replies of this round are expected."""
-        if s.checking and s.decoder.decodable and self._compared(s):
+        if s.ending is not None and s.ending(s):
             return self._step(s)
         return () if s.open or s.measuring else self._stuck(s)
 
@@ -214,7 +224,7 @@ class Rounds(CodeInUse):
         crew.failures = {}
         s.decoder = self._fresh(s.code)
         s.began = s.now
-        s.checking = self.work.checks is not None and self.work.checks.samples(s)
+        s.ending = self.work.ending(self, s)
         if crew.hopeless:
             return crew.stop_if_hopeless()
         if self._elastic is not None and self._elastic.has_too_few(crew):
@@ -237,8 +247,9 @@ class Rounds(CodeInUse):
             if what != s.noted:
                 s.noted = what
                 commands.append(Note(f"wait={self.rule} {what}"))
-        for number, seconds in enumerate(self._enough_of(s).deadlines(view)):
-            commands.append(SetAlarm(f"wait {number}", s.now + seconds))
+        if s.ending is None:
+            for number, seconds in enumerate(self.enough.deadlines(view)):
+                commands.append(SetAlarm(f"wait {number}", s.now + seconds))
         return commands
 
     def _step(self, s: RoundState) -> list[Command]:
@@ -294,6 +305,12 @@ class Rounds(CodeInUse):
         return self.cannot_step(
             s, f"{len(s.task_of)} of {self.code.replies} replies do not give the sum{_reasons(self, crew)}{advice}"
         )
+
+
+def _adapted(rounds: Rounds, seconds: Floats, slopes: Floats, load: float) -> Rounds:
+    """Return rounds with the code on which the rule that measures settles."""
+    code = rounds.code_rule.adapted(rounds.first_code, seconds, slopes, load)
+    return replace(rounds, code=code, changes=None)
 
 
 def _reasons(rounds: Rounds, crew: Crew) -> str:

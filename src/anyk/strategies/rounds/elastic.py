@@ -40,6 +40,7 @@ class Elastic(CodeRule):
     partitions: AtLeastOne
 
     State = ElasticState
+    name = "a range of workers or partitions"
     moves_data = True
 
     def check(self, rounds: RoundTerms) -> None:

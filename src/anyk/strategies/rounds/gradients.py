@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from anyk.base.checks import AtLeastOne, typed
@@ -13,12 +13,25 @@ from anyk.base.plain import part
 from anyk.base.specs import with_keys
 from anyk.codes import Code, Method, Selection
 from anyk.codes.decoders import METHODS, method
-from anyk.protocol import Chunk, Combine, Command, Dispatch, Task, slot_names
+from anyk.protocol import (
+    Chunk,
+    Combine,
+    Command,
+    CompressorFacts,
+    DelayLaw,
+    Dispatch,
+    Layout,
+    Pace,
+    StrategyFacts,
+    Task,
+    slot_names,
+)
 from anyk.strategies.rounds.checked_rounds import CheckedRounds
-from anyk.strategies.rounds.round_work import RoundWork
+from anyk.strategies.rounds.gradient_facts import durations, in_words, no_durations, pace
+from anyk.strategies.rounds.round_work import OWN_DECODERS, RoundWork
 from anyk.strategies.rounds.scaling import Scaling
 from anyk.strategies.rounds.snapshot import Snapshot
-from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.rounds.state import Ending, RoundState
 from anyk.strategies.rounds.terms import RoundTerms
 from anyk.strategies.wait import Decodable
 
@@ -68,12 +81,13 @@ class Gradients(RoundWork):
         self._check_decoder(rounds)
         if self.order == "epoch" and (not rounds.batch or rounds.together):
             raise BadInput(
-                "order=epoch orders the mini-batches of gradients; give batch=…, and leave out shares and balance"
+                "order=epoch orders the mini-batches of equal shares of the data; give batch=…, and leave out what "
+                "makes shares differ"
             )
         if self.scaling == "marginal" and rounds.changes is not None:
             raise BadInput(
-                "scaling=marginal divides by shares that are expected under one code, which balance=auto or a range of "
-                "workers or partitions changes; take scaling=conditional"
+                "scaling=marginal divides by shares that are expected under one code, which changes under "
+                f"{rounds.changes.name}; take scaling=conditional"
             )
         if self.snapshot is not None:
             self.snapshot.check(rounds)
@@ -122,6 +136,48 @@ class Gradients(RoundWork):
 
     # ------------------------------------------------------------------------------------------- facts
 
+    def facts(self, rounds: RoundTerms) -> StrategyFacts:
+        """Return the facts of these rounds that depend on the work."""
+        code, exact = rounds.code, not rounds.enough.approximate
+        # each worker receives a model; it sends several messages, or one that may be a fraction of a vector
+        vectors = float(code.workers + code.replies) if code.messages > 1 else code.workers * (1.0 + 1.0 / code.blocks)
+        usual_ending = self.snapshot is None and self.checks is None
+        return StrategyFacts(
+            exact=exact,
+            compares_all=rounds.policy.projected or (self.checks is not None and self.checks.share == 1.0),
+            vectors_sent=vectors if exact else None,
+            pace=partial(self._pace, rounds),
+            durations=partial(durations, rounds) if usual_ending else no_durations,
+            check_compressor=partial(self._check_compressor, rounds),
+        )
+
+    def _pace(self, rounds: RoundTerms, delays: DelayLaw) -> Pace:
+        if self.snapshot is not None:
+            return Pace(None, None, "no closed form with snapshots; simulate")
+        return pace(rounds, self.method, delays)
+
+    def _check_compressor(self, rounds: RoundTerms, by: CompressorFacts) -> None:
+        """Raise :class:`~anyk.BadInput` if these messages must not be compressed by this compressor."""
+        spec, code = rounds.spec, rounds.code
+        if rounds.policy.projected or self.checks is not None:
+            raise BadInput(f"'{spec}' finds wrong workers by comparing messages, and cannot compare compressed ones")
+        if code.blocks > 1:
+            raise BadInput(f"the messages of '{spec}' are a fraction of the vector already; leave compression out")
+        if self.snapshot is not None:
+            raise BadInput(f"'{spec}' uses messages again, which '{by.spec}' would blur; leave out snapshot")
+        if by.promise == "contractive" and not code.own_messages:
+            raise BadInput(
+                f"'{by.spec}' keeps what it leaves out, which replicas of '{spec}' do not share; take random-k (exact) "
+                "or qsgd (in expectation), or rounds of uncoded"
+            )
+
+    def summary(self, rounds: RoundTerms) -> str:
+        """Return a short description of these rounds."""
+        every = None if self.snapshot is None else self.snapshot.every
+        return in_words(
+            rounds.code, rounds.wait_shown, "" if every is None else f", corrected by an exact one every {every} rounds"
+        )
+
     @cached_property
     def slots(self) -> tuple[str, ...]:
         """Names of the models."""
@@ -133,9 +189,13 @@ class Gradients(RoundWork):
         return method(self.decoder)
 
     @property
-    def epochs(self) -> bool:
-        """Whether mini-batches are consecutive parts of a permutation."""
-        return self.order == "epoch"
+    def own_decoder(self) -> bool:
+        """Whether replies are decoded in the code's own way."""
+        return self.method in OWN_DECODERS
+
+    def layout(self, of_code: Layout) -> Layout:
+        """Return the layout of a code's rounds with the models, and the order of mini-batches."""
+        return replace(of_code, slots=self.slots, epochs=self.order == "epoch")
 
     def scaling_under(self, code: Code) -> Scaling:
         """Return how sums under a code are corrected if partitions are missing."""
@@ -168,6 +228,12 @@ class Gradients(RoundWork):
         chunks = tasks if len(workers) == len(tasks) else tuple(tasks[i] for i in workers)
         # with several models, versions differ from rounds
         return Dispatch(first, workers, chunks, None if self.models == 1 else s.before + s.version)
+
+    def ending(self, rounds: RoundTerms, s: RoundState) -> Ending | None:
+        """Return the condition that ends the present round in place of the wait rule; None: the wait rule."""
+        if self.snapshot is not None:
+            return self.snapshot.ending(s)
+        return None if self.checks is None else self.checks.ending(s, rounds.spanning)
 
     def step(self, s: RoundState, decoding: Selection) -> tuple[Command, Sequence[int]]:
         """Return the step by the decoded sum, and the tasks to be cancelled after it."""

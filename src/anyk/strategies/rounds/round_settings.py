@@ -11,14 +11,13 @@ from anyk.base.arrays import Floats
 from anyk.base.checks import AtLeastZero
 from anyk.codes import Code, Policy, RepetitionCode, Selection
 from anyk.protocol import CancelMode, Layout
-from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.crew import CrewStrategy
-from anyk.strategies.rounds.balance import Balance, batch_of, shares_of
 from anyk.strategies.rounds.code_rules import CodeRule, FixedCode, LearningCode
 from anyk.strategies.rounds.elastic import Elastic
 from anyk.strategies.rounds.gradients import Gradients
+from anyk.strategies.rounds.round_work import OWN_DECODERS, RoundWork
 from anyk.strategies.rounds.scaling import Scaling, scaling_of
-from anyk.strategies.rounds.snapshot import Snapshot
+from anyk.strategies.rounds.shares import batch_of, shares_of
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.wait import Count, Decodable, Fraction, Wait, WaitLike, wait_rule
 
@@ -34,15 +33,14 @@ class RoundSettings(CrewStrategy[RoundState]):
     wait: WaitLike = None
     cancel: CancelMode = "preempt"
     batch: AtLeastZero = 0
-    work: Gradients | LocalSteps = field(default_factory=Gradients)
-    changes: Balance | Elastic | None = None
+    work: RoundWork = field(default_factory=Gradients)
+    changes: CodeRule | None = None
     # plain attributes, as they are asked for at every reply
     _timed: bool = field(default=False, init=False, compare=False)  # whether times of replies are noted
     _projected: bool = field(default=False, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        speeds = isinstance(self.work, LocalSteps) and self.work.speeds
-        object.__setattr__(self, "_timed", speeds or isinstance(self.changes, Balance))
+        object.__setattr__(self, "_timed", self.work.speeds or self.code_rule.measures)
         object.__setattr__(self, "_projected", self.policy.projected)
         if self.changes is not None:
             self.changes.check(self)
@@ -112,18 +110,11 @@ class RoundSettings(CrewStrategy[RoundState]):
 
         ``expected``: the number of replies if no worker is late.
         """
-        if self.work.snapshot is not None:
-            return None
         if isinstance(self.rule, Count):
             return self.rule.number
         if isinstance(self.rule, Fraction):
             return self.rule.of(expected)
         return self.code.replies + 1 if self.rule == Decodable() else None
-
-    def _enough_of(self, s: RoundState) -> Wait:
-        """Return the rule that ends this round."""
-        snapshot = self.work.snapshot
-        return Decodable() if snapshot is not None and snapshot.is_due(s) else self.enough
 
     # ------------------------------------------------------------------------------------------- the work
 
@@ -141,12 +132,12 @@ class RoundSettings(CrewStrategy[RoundState]):
     @cached_property
     def together(self) -> bool:
         """Whether the partitions of a block are computed together, as blocks differ in size."""
-        return isinstance(self.changes, Balance) or bool(shares_of(self.code))
+        return self.code_rule.measures or bool(shares_of(self.code))
 
     @cached_property
     def own_decoder(self) -> bool:
         """Whether replies are decoded in the code's own way."""
-        return self.work.own_decoder
+        return self.work.method in OWN_DECODERS
 
     @cached_property
     def scaling_used(self) -> Scaling:
@@ -161,26 +152,20 @@ class RoundSettings(CrewStrategy[RoundState]):
 
     @cached_property
     def layout(self) -> Layout:
-        code, rule, local = self.first_code, self.code_rule, isinstance(self.work, LocalSteps)
-        return Layout(
+        code, rule = self.first_code, self.code_rule
+        of_code = Layout(
             workers=code.workers,
             partitions=code.partitions,
             assignment=(tuple(range(code.partitions)),) * code.workers if rule.moves_data else code.assignment,
-            slots=self.work.slots,
-            auxiliary=self.work.slots[self.models :],
-            covers=((),) * code.workers if local else None,
             blocks=code.blocks,
             voting=self.policy.projected,
-            inner=self.work.inner,
             together=self.together,
             replicated=not self.code.own_messages if rule.moves_data else None,
-            losses=self.work.losses,
             minibatches=self._samples > 0,
             spanning=self.spanning,
-            epochs=self.work.epochs,
             fewest=self.changes.fewest if isinstance(self.changes, Elastic) else 0,
-            stateful=self.work.keep,
         )
+        return self.work.layout(of_code)
 
     @cached_property
     def spec(self) -> str:
@@ -188,20 +173,4 @@ class RoundSettings(CrewStrategy[RoundState]):
 
     @property
     def summary(self) -> str:
-        words = self.work.summary or _in_words(self.code, self.wait_shown, self.work.snapshot)
-        return words + ("; shares of the data follow the speed of workers" if isinstance(self.changes, Balance) else "")
-
-
-def _in_words(code: Code, wait: str | None, snapshot: Snapshot | None) -> str:
-    """Return a short description of rounds of gradients; ``wait``: the rule, None if they wait for the exact sum."""
-    n = code.workers
-    load_text = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
-    if wait is not None:
-        first = f"the first {wait} of {n} replies" if wait.isdigit() else f"enough replies (wait={wait})"
-        now_and_then = "" if snapshot is None else f", corrected by an exact one every {snapshot.every} rounds"
-        return f"approximate gradient from {first}{load_text}{now_and_then}"
-    if code.tolerates == 0 and not code.approximate:
-        return f"exact gradient; waits for all {n} workers{load_text}"
-    if code.approximate:
-        return f"approximate gradient from most of {n} replies{load_text}"
-    return f"exact gradient, whichever {code.tolerates} of {n} workers are late{load_text}"
+        return "; ".join(filter(None, (self.work.summary(self), self.code_rule.summary)))

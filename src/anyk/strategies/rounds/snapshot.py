@@ -10,7 +10,7 @@ from anyk.base.checks import typed
 from anyk.base.errors import BadInput
 from anyk.codes import RepetitionCode, Selection
 from anyk.protocol import Combine
-from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.rounds.state import Ending, RoundState
 from anyk.strategies.rounds.terms import RoundTerms
 from anyk.strategies.wait import Decodable
 
@@ -58,8 +58,8 @@ class Snapshot:
             )
         if rounds.changes is not None:
             raise BadInput(
-                "snapshot uses earlier messages of groups again, whose partitions change under balance=auto or a range "
-                "of workers or partitions; leave out either"
+                f"snapshot uses earlier messages of groups again, whose partitions change under {rounds.changes.name}; "
+                "leave out either"
             )
         if rounds.models > 1 or rounds.batch or not rounds.own_decoder:
             raise BadInput("snapshot has been tested with wait, scaling and cancel only; leave out the rest")
@@ -67,6 +67,10 @@ class Snapshot:
     def is_due(self, s: RoundState) -> bool:
         """Return whether this round waits for the exact sum."""
         return s.version % self.every == 0
+
+    def ending(self, s: RoundState) -> Ending | None:
+        """Return the condition that ends a round that is due; None for the others."""
+        return _is_exact if self.is_due(s) else None
 
     def corrected(self, s: RoundState, decoding: Selection) -> tuple[Combine, Sequence[int]]:
         """Return the corrected step of a round that is over, and the tasks to be cancelled after it.
@@ -96,6 +100,11 @@ class Snapshot:
         new = {group: task for group, (task, _) in zip(groups, fresh, strict=True)}
         stored.update(new)
         return step, [*done, *sorted(set(tasks) - set(new.values()))]
+
+
+def _is_exact(s: RoundState) -> bool:
+    """Return whether the replies give the exact sum."""
+    return bool(s.decoder.decodable)
 
 
 def _quality(code: RepetitionCode, weight: dict[int, float], remaining: dict[int, float]) -> tuple[float, float]:

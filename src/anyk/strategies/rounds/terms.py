@@ -10,8 +10,24 @@ from anyk.protocol import CancelMode
 from anyk.strategies.wait import Wait
 
 
+class ChangesTerms(Protocol):
+    """The rule by which the code changes, as the other settings see it."""
+
+    @property
+    def name(self) -> str:
+        """The setting that asks for the rule, in messages."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether shares of the data follow the measured speed of workers."""
+
+
 class RoundTerms(Protocol):
     """The settings of rounds as each of them sees the others."""
+
+    @property
+    def spec(self) -> str:
+        """The rounds as text."""
 
     @property
     def code(self) -> Code:
@@ -38,11 +54,15 @@ class RoundTerms(Protocol):
         """The rule that ends a round before the sum is exact."""
 
     @property
+    def enough(self) -> Wait:
+        """The rule that ends a round."""
+
+    @property
     def wait_shown(self) -> str | None:
         """The rule as text; None if rounds end when the sum is exact."""
 
     @property
-    def changes(self) -> object | None:
+    def changes(self) -> ChangesTerms | None:
         """The rule by which the code changes; None if it is the code's own."""
 
     @property

@@ -1,0 +1,222 @@
+"""What a node does for the driver with the slice that it holds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from anyk.base.arrays import Vector
+from anyk.base.errors import RunFailed
+from anyk.clusters.contract import Key
+from anyk.clusters.nodes.session import (
+    NOT_INTACT,
+    Collect,
+    CollectAlso,
+    Done,
+    Hold,
+    Measure,
+    Part,
+    Show,
+    TakeStep,
+    ToHolder,
+)
+from anyk.clusters.nodes.slices import Holder
+from anyk.clusters.nodes.vectors import NodeVectors
+from anyk.clusters.nodes.wire import Offered, bytes_of
+from anyk.clusters.remote.wire import Form, form_of, vector_type
+
+
+class Holding:
+    """Carries out orders for a slice: reads what they need, and tells when they are done.
+
+    ``read`` begins to read what is offered, from a byte on, at an address, and returns the number of the read;
+    ``read_also`` adds an address and a key to it, and ``stop`` ends it. ``offer`` and ``drop`` offer bytes and withdraw
+    them. ``own_message`` returns the message of a worker of this node that is offered under a key.
+    """
+
+    def __init__(
+        self,
+        run: int,
+        holder: Holder,
+        vectors: NodeVectors,
+        *,
+        read: Callable[[memoryview, Offered, str, int], int],
+        read_also: Callable[[int, str, bytes], None],
+        stop: Callable[[int], None],
+        offer: Callable[[memoryview], Offered],
+        drop: Callable[[bytes], None],
+        own_message: Callable[[bytes], Vector | None],
+        tell: Callable[[Done], None],
+    ) -> None:
+        self._run, self._holder, self._vectors, self._tell = run, holder, vectors, tell
+        self._read, self._read_also, self._stop = read, read_also, stop
+        self._offer, self._drop, self._own_message = offer, drop, own_message
+        self._collecting: dict[int, int] = {}  # reads, by the number of the message
+        self._finishing: dict[int, Callable[[bool], None]] = {}  # what follows the end of a read
+        self._steps: deque[TakeStep] = deque()  # that wait for their models
+        self._offered: dict[Key, bytes] = {}  # keys of the slices of models that are offered
+        self._shown: list[bytes] = []  # keys of the state that is offered
+
+    def obey(self, order: ToHolder) -> None:
+        """Begin to carry out an order."""
+        match order:
+            case Collect():
+                self._collect(order)
+            case CollectAlso():
+                self._collect_also(order)
+            case Hold():
+                self._hold(order)
+            case TakeStep():
+                self._steps.append(order)
+            case Measure():
+                square = self._holder.squares(order.terms)
+                self._tell(Done(self._run, order.number, square=square))
+            case Show():
+                self._show(order)
+
+    def finished(self, read: int, *, complete: bool) -> bool:
+        """Note the end of a read; return whether it was one of these."""
+        then = self._finishing.pop(read, None)
+        if then is not None:
+            then(complete)
+        return then is not None
+
+    def look(self) -> None:
+        """Take the steps whose models are there."""
+        while self._steps:
+            order = self._steps[0]
+            if not all(map(self._has_slice, order.needs)):
+                self._vectors.fetch(key for key in order.needs if not self._has_slice(key))
+                return
+            self._steps.popleft()
+            self._step(order)
+
+    def forget(self, vectors: Sequence[Key], slices: Sequence[int]) -> None:
+        """Drop slices of models and of messages."""
+        for key in vectors:
+            if key in self._offered:
+                self._drop(self._offered.pop(key))
+        for number in slices:
+            read = self._collecting.pop(number, None)
+            if read is not None:
+                del self._finishing[read]
+                self._stop(read)
+            self._holder.drop(number)
+
+    def close(self) -> None:
+        """Stop all reads, and withdraw what is offered."""
+        for read in self._finishing:
+            self._stop(read)
+        for key in (*self._offered.values(), *self._shown):
+            self._drop(key)
+
+    # ------------------------------------------------------------------------------------------- messages
+
+    def _collect(self, order: Collect) -> None:
+        """Read the slice of a message, or take it from a message of this node."""
+        number = order.number
+        if self._take_own(number, order.offered.key):
+            return
+        read = self._read(bytes_of(self._holder.room(number)), order.offered, order.address, order.first)
+        self._collecting[number] = read
+        self._finishing[read] = partial(self._collected, number)
+
+    def _collect_also(self, order: CollectAlso) -> None:
+        read = self._collecting.get(order.number)
+        if read is None:
+            return  # it is here
+        if self._own_message(order.key) is None:
+            self._read_also(read, order.address, order.key)
+            return
+        del self._collecting[order.number], self._finishing[read]
+        self._stop(read)
+        self._take_own(order.number, order.key)
+
+    def _take_own(self, number: int, key: bytes) -> bool:
+        message = self._own_message(key)
+        if message is not None:
+            self._tell_kept(number, message[self._holder.coordinates])
+        return message is not None
+
+    def _collected(self, number: int, complete: bool) -> None:
+        del self._collecting[number]
+        if complete:
+            self._tell_kept(number, self._holder.room(number))
+        else:
+            self._tell(Done(self._run, number, NOT_INTACT))
+
+    def _tell_kept(self, number: int, vector: Vector) -> None:
+        self._tell(Done(self._run, number, self._holder.keep(number, vector)))
+
+    # ------------------------------------------------------------------------------------------- steps
+
+    def _hold(self, order: Hold) -> None:
+        """Read the state of an optimiser, and the factors of a regulariser."""
+        states: dict[str, Vector] = {}
+        penalties: Vector | None = None
+        wanted: list[tuple[Vector, Part]] = []
+        for name, form, part in order.states or ():
+            states[name] = np.empty(form[1], dtype=vector_type(form))
+            wanted.append((states[name], part))
+        if order.penalties is not None:
+            form, part = order.penalties
+            penalties = np.empty(form[1], dtype=vector_type(form))
+            wanted.append((penalties, part))
+        left = len(wanted)
+
+        def read_one(complete: bool) -> None:
+            nonlocal left
+            left -= 1
+            if not complete:
+                self._tell(Done(self._run, order.number, NOT_INTACT))
+            elif not left:
+                prepare()
+
+        def prepare() -> None:
+            given = None if order.states is None else states
+            self._holder.hold(order.slot, order.optimizer, given, penalties)
+            self._tell(Done(self._run, order.number))
+
+        for vector, part in wanted:
+            self._finishing[self._read(bytes_of(vector), part.offered, part.address, 0)] = read_one
+        if not wanted:
+            prepare()
+
+    def _has_slice(self, key: Key) -> bool:
+        return key in self._offered or self._vectors.here(key)
+
+    def _step(self, order: TakeStep) -> None:
+        """Take a step, and offer the slice of the next version."""
+        plan, holder = order.plan, self._holder
+        for shown in self._shown:
+            self._drop(shown)
+        self._shown.clear()
+        key = (plan.slot, plan.version + 1)
+        out = self._vectors.room(key)
+        try:
+            digest = holder.step(plan, out)
+        except RunFailed as error:
+            self._tell(Done(self._run, order.number, str(error), final=True))
+            return
+        own = out[holder.coordinates]
+        offered = self._offer(bytes_of(own))
+        self._offered[key] = offered.key
+        self._tell(Done(self._run, order.number, digest=digest, offered=[("", _form(own), offered)]))
+
+    def _show(self, order: Show) -> None:
+        """Offer the state of an optimiser."""
+        offered = []
+        for name, vector in self._holder.states(order.slot, order.version).items():
+            contiguous = np.ascontiguousarray(vector)
+            offered.append((name, _form(contiguous), self._offer(bytes_of(contiguous))))
+            self._shown.append(offered[-1][2].key)
+        self._tell(Done(self._run, order.number, offered=offered))
+
+
+def _form(vector: Vector) -> Form:
+    form = form_of(vector)
+    assert form is not None
+    return form

@@ -1,0 +1,264 @@
+"""The driver's store of a run whose sums, models and optimisers' states lie in slices at the nodes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anyk.base import keyed
+from anyk.base.arrays import Vector, Vectors
+from anyk.base.errors import BadInput
+from anyk.clusters.contract import Key
+from anyk.clusters.messages import Messages
+from anyk.clusters.nodes.driver_store import DriverStore
+from anyk.clusters.nodes.holders import Holders, SlicedMessage, Source
+from anyk.clusters.nodes.session import Done, Hold, Part, Show, TakeStep
+from anyk.clusters.nodes.wire import Offered, bytes_of
+from anyk.clusters.remote.handles import Notice
+from anyk.clusters.remote.wire import Form, form_of, vector_type
+from anyk.clusters.steps import OUTER, Place, StepPlan
+from anyk.clusters.store import Elsewhere, Message
+from anyk.optimizers import Optimizer
+
+if TYPE_CHECKING:
+    from anyk.clusters.nodes.nodes import Nodes
+
+
+class SlicedVersion(Elsewhere):
+    """A version whose slices are offered by their holders."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self.parts = parts
+        self.whole: Vector | None = None  # once the driver has read it
+
+
+class SlicedStore(DriverStore):
+    """Has holders collect messages, step their slices, and offer them to the other nodes.
+
+    No vector passes through the driver but those that it is asked for: the first version, checkpoints, evaluations and
+    what callbacks read.
+    """
+
+    def __init__(self, messages: Messages, cluster: Nodes, holders: Holders) -> None:
+        super().__init__(messages, cluster.carrier)
+        self._cluster, self._holders = cluster, holders
+        self._versions: dict[Key, SlicedVersion] = {}
+        self._newest: dict[str, int] = {}
+        self._given: dict[str, Vectors | None] = {}  # states with which slots are to be stepped, None: fresh ones
+        self._optimizers: dict[str, Optimizer] = {}
+        self._offers: list[Offered] = []
+
+    # ------------------------------------------------------------------------------------------- versions
+
+    def publish(self, slot: str, version: int, w: Vector | Elsewhere) -> None:
+        self._newest[slot] = version
+        if not isinstance(w, SlicedVersion):
+            super().publish(slot, version, w)
+            return
+        self._versions[slot, version] = w
+        for rank in self._holders.slices:
+            self._cluster.locate(rank, [(slot, version)])
+
+    def release(self, slot: str, version: int) -> None:
+        super().release(slot, version)
+        if self._versions.pop((slot, version), None) is not None:
+            self.gone.append((slot, version))
+
+    def vector(self, key: Key) -> Any:
+        return self._versions.get(key) or super().vector(key)
+
+    def parts(self, key: Key) -> list[Part]:
+        if (version := self._versions.get(key)) is not None:
+            return version.parts
+        first, second = key
+        if not isinstance(first, str):
+            source = self._content((first, second)).source
+            return [Part(0, source.offered, source.address)]
+        return super().parts(key)
+
+    def model(self, slot: str, version: int) -> Vector:
+        sliced = self._versions.get((slot, version))
+        if sliced is None:
+            return super().model(slot, version)
+        if sliced.whole is None:
+            whole = np.empty(self._holders.dimension, dtype=self.messages.dtype)
+            memory, reads = bytes_of(whole), []
+            for first, offered, address in sliced.parts:
+                reads.append((memory[first : first + offered.size], offered, address))
+            self._cluster.read_now(reads)
+            sliced.whole = whole
+        return sliced.whole
+
+    def clear(self) -> None:
+        super().clear()
+        self._versions.clear()
+        for offered in self._offers:
+            self._carrier.drop(offered.key)
+        self._offers.clear()
+
+    # ------------------------------------------------------------------------------------------- messages
+
+    def _content(self, key: Place) -> SlicedMessage:
+        content: Any = self.arrived[key].vector
+        assert isinstance(content, SlicedMessage)
+        return content
+
+    def keep(self, notice: Notice, ids: tuple[int, ...], vector: Any) -> Message:
+        return Message(ids, vector, notice.worker)
+
+    def message(self, key: Place) -> Vector:
+        content = self._content(key)
+        if content.whole is None:
+            content.whole = np.empty(content.size, dtype=content.dtype)
+            self._cluster.read_now([(bytes_of(content.whole), content.source.offered, content.source.address)])
+        return content.whole
+
+    def alike(self, one: Place, other: Place, tolerance: float) -> bool:
+        first, second = self._content(one), self._content(other)
+        if first is second:
+            return True
+        if not tolerance:
+            return False  # other bytes, by their digests
+        norm = self._holders.squared_norm
+        largest = max(norm([(first, 1.0)]), norm([(second, 1.0)]))
+        return norm([(first, 1.0), (second, -1.0)]) <= tolerance**2 * largest
+
+    def _drop(self, key: Place) -> None:
+        super()._drop(key)
+        self.gone.append(key)  # some worker may have read it
+
+    def restore_message(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        offered = self._offer(message)
+        source = Source(self._carrier.address, offered)
+        content: Any = self._holders.collect(
+            message.dtype, message.size, source, free=lambda: self._carrier.drop(offered.key)
+        )
+        self._holders.wait_for(content)
+        self.arrived[task, chunk] = Message(ids, content, worker)
+
+    # ------------------------------------------------------------------------------------------- steps
+
+    def start_optimizer(self, slot: str, version: int, optimizer: Optimizer, states: Vectors | None = None) -> None:
+        check_sliceable(optimizer)
+        self._optimizers[slot], self._given[slot] = optimizer, states
+
+    def optimizer_states(self, slot: str) -> Vectors:
+        optimizer = self._optimizers[slot]
+        if slot in self._given:
+            states = self._given[slot]
+            return optimizer.start(self.model(slot, self._newest[slot])) if states is None else states
+        version = self._newest[slot]
+        answers = self._holders.ask(lambda run, number, rank: Show(run, number, slot, version))
+        parts = [self._read_states(rank, done) for rank, done in answers.items()]
+        inner = [{name: v for name, v in part.items() if not name.startswith(OUTER)} for part in parts]
+        outer = [{name: v for name, v in part.items() if name.startswith(OUTER)} for part in parts]
+        return optimizer.joined_state(inner) | _joined_outer(outer)
+
+    def _read_states(self, rank: int, done: Done) -> Vectors:
+        """Read the state that a holder offers."""
+        states: Vectors = {}
+        address = self._cluster.address_of(rank)
+        reads = []
+        for name, form, offered in done.offered:
+            states[name] = np.empty(form[1], dtype=vector_type(form))
+            reads.append((bytes_of(states[name]), offered, address))
+        self._cluster.read_now(reads)
+        return states
+
+    def apply(
+        self, plan: StepPlan, optimizer: Optimizer, penalties: Vector | None = None
+    ) -> tuple[Vector | Elsewhere, int]:
+        slot = plan.slot
+        if optimizer is not self._optimizers[slot]:
+            raise BadInput(_WHOLE)
+        if slot in self._given:
+            self._hold(slot, optimizer, penalties)
+        needs: list[Key] = [(slot, plan.version)]
+        if plan.mix is not None:
+            needs += [(term.slot, term.version) for term in plan.mix.models]
+        if plan.compensation is not None:
+            needs += [(slot, stale.version) for stale in plan.compensation]
+        for rank in self._holders.slices:
+            self._cluster.locate(rank, needs)
+        numbered = self._numbered(plan)
+        answers = self._holders.ask(lambda run, number, rank: TakeStep(run, number, numbered, needs))
+        parts, digest = [], 0
+        for rank, done in answers.items():
+            (_, _, offered), *_ = done.offered
+            parts.append(Part(self._holders.bytes_at(rank)[0], offered, self._cluster.address_of(rank)))
+            digest += done.digest
+        return SlicedVersion(parts), digest & keyed.POSITIVE
+
+    def _numbered(self, plan: StepPlan) -> StepPlan:
+        """Return a plan with messages by the numbers of their slices."""
+
+        def number(message: Place) -> Place:
+            return self._content(message).number, 0
+
+        stale = plan.compensation
+        return plan._replace(
+            messages=list(map(number, plan.messages)),
+            compensation=stale and tuple(each._replace(message=number(each.message)) for each in stale),
+        )
+
+    def _hold(self, slot: str, optimizer: Optimizer, penalties: Vector | None) -> None:
+        """Give the holders the optimiser of a slot, with the slices of its state and of the regulariser's factors."""
+        states, pickled = self._given.pop(slot), pickle.dumps(optimizer)
+        parts: dict[int, list[tuple[str, Form, Part]] | None] = dict.fromkeys(self._holders.slices)
+        factors: dict[int, tuple[Form, Part] | None] = dict.fromkeys(self._holders.slices)
+        for rank, (first, last) in self._holders.slices.items():
+            coordinates = slice(first, last)
+            if states is not None:
+                inner = {name: v for name, v in states.items() if not name.startswith(OUTER)}
+                outer = {name: v for name, v in states.items() if name.startswith(OUTER)}
+                own = optimizer.state_at(inner, coordinates) | _outer_at(outer, coordinates)
+                parts[rank] = [(name, *self._offered_part(vector)) for name, vector in own.items()]
+            if penalties is not None:
+                factors[rank] = self._offered_part(penalties[coordinates])
+        self._holders.ask(
+            lambda run, number, rank: Hold(run, number, slot, pickled, states=parts[rank], penalties=factors[rank])
+        )
+
+    def _offered_part(self, vector: Vector) -> tuple[Form, Part]:
+        contiguous = np.ascontiguousarray(vector)
+        form = form_of(contiguous)
+        assert form is not None
+        return form, Part(0, self._offer(contiguous), self._carrier.address)
+
+    def _offer(self, vector: Vector) -> Offered:
+        self._offers.append(self._carrier.offer(bytes_of(np.ascontiguousarray(vector))))
+        return self._offers[-1]
+
+
+_WHOLE = (
+    "with slices no node has the whole gradient: parameters with hooks, loops that take steps themselves, and clipping "
+    "need a cluster without slices"
+)
+
+
+def check_sliceable(optimizer: Optimizer) -> None:
+    """Raise :class:`~anyk.BadInput` for an optimiser that cannot step slices."""
+    if optimizer.watches is not None:
+        raise BadInput(f"with slices the optimiser '{optimizer.spec}' would have to know evaluations; use a schedule")
+    w = np.zeros(2)
+    with optimizer.stepping(w, optimizer.start(w), 0, 1.0, np.empty(2), 0) as step:
+        if step is None:
+            raise BadInput(
+                f"the optimiser '{optimizer.spec}' steps all coordinates together, and with slices no node has them "
+                "all; use one that steps each coordinate separately, such as adamw, or a cluster without slices"
+            )
+
+
+def _outer_at(states: Vectors, coordinates: slice) -> Vectors:
+    """Return the state of an outer optimiser at some coordinates; numbers of torch's are as they are."""
+    return {name: vector if ":" in name else vector[coordinates] for name, vector in states.items()}
+
+
+def _joined_outer(parts: Sequence[Vectors]) -> Vectors:
+    return {
+        name: vector if ":" in name else np.concatenate([part[name] for part in parts])
+        for name, vector in parts[0].items()
+    }

@@ -1,0 +1,142 @@
+"""A node's slice: sums, models and optimisers' states at its coordinates, and steps there."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anyk.base import keyed
+from anyk.base.arrays import Array, DType, Floats, Vector, Vectors
+from anyk.base.errors import RunFailed
+from anyk.clusters.messages import add_weighted
+from anyk.clusters.nodes.wire import PIECE
+from anyk.clusters.steps import PartOfStep, Place, StepPlan, note_state, stepping_by
+from anyk.optimizers import Optimizer
+from anyk.protocol import Layout
+
+
+def cut(dimension: int, itemsize: int, holders: int) -> list[tuple[int, int]]:
+    """Return the first coordinate of each holder's slice, and the one after its last; some may be empty.
+
+    They are multiples of a part, whose digests add up, and of a piece, whose bytes are digested.
+
+    >>> cut(1_000_000, 4, 3)
+    [(0, 393216), (393216, 786432), (786432, 1000000)]
+    """
+    unit = max(keyed.PART, PIECE // itemsize)
+    units, rest = divmod(-(-dimension // unit), holders)
+    ends = [min(dimension, unit * (units * rank + min(rank, rest))) for rank in range(holders + 1)]
+    return list(pairwise(ends))
+
+
+def no_slices(layout: Layout) -> str:
+    """Return why a strategy's sums cannot lie in slices, "" if they can."""
+    if layout.blocks > 1:
+        return "this code's replies are shorter than the model"
+    if layout.voting:
+        return "replies are compared number by number, which needs them in one place"
+    return ""
+
+
+class _Settings(NamedTuple):
+    """How a slot's slices are stepped: the optimiser, its state, and the regulariser's factors if they differ."""
+
+    optimizer: Optimizer
+    states: Vectors
+    penalties: Vector | None = None
+
+
+class Holder:
+    """The slice of one node, from the coordinate ``first`` to ``last``.
+
+    ``model`` returns a version where the node's workers read it, of which the slice is there.
+    """
+
+    def __init__(self, first: int, last: int, dtype: DType, model: Callable[[str, int], Vector]) -> None:
+        self.first, self.last, self.dtype = first, last, dtype
+        self._model = model
+        self._sums: dict[int, Vector] = {}
+        self._own: dict[int, Array] = {}  # the memory of those that were read
+        self._unused: list[Array] = []  # such memory
+        self._settings: dict[str, _Settings] = {}
+        self._fresh: set[str] = set()  # slots that have taken no step
+
+    @property
+    def coordinates(self) -> slice:
+        """The coordinates in the whole vector."""
+        return slice(self.first, self.last)
+
+    # ------------------------------------------------------------------------------------------- sums
+
+    def room(self, number: int) -> Vector:
+        """Return memory for a slice of a message, to be read into."""
+        if number not in self._own:
+            size = self.last - self.first
+            self._own[number] = self._unused.pop() if self._unused else np.empty(size, dtype=self.dtype)
+        return self._own[number]
+
+    def keep(self, number: int, vector: Vector) -> str:
+        """Keep a slice of a message; return why it must not be used, "" if it may."""
+        self._sums[number] = vector
+        return "" if np.isfinite(vector).all() else "not finite"
+
+    def drop(self, number: int) -> None:
+        """Forget a slice of a message."""
+        self._sums.pop(number, None)
+        own = self._own.pop(number, None)
+        if own is not None:
+            self._unused.append(own)
+
+    def combine(self, messages: Sequence[Place], weights: Sequence[Any], coordinates: slice) -> Floats:
+        part = slice(coordinates.start - self.first, coordinates.stop - self.first)
+        terms = [(self._sums[number][part], weight) for (number, _), weight in zip(messages, weights, strict=True)]
+        return add_weighted(terms, part.stop - part.start)
+
+    def squares(self, terms: Sequence[tuple[int, float]]) -> float:
+        """Return the squared norm of a weighted sum of messages, at these coordinates."""
+        total = 0.0
+        for start in range(self.first, self.last, keyed.PART):
+            part = slice(start, min(start + keyed.PART, self.last))
+            added = self.combine([(number, 0) for number, _ in terms], [weight for _, weight in terms], part)
+            total += float(added @ added)
+        return total
+
+    # ------------------------------------------------------------------------------------------- steps
+
+    def hold(self, slot: str, pickled: bytes, states: Vectors | None, penalties: Vector | None) -> None:
+        """Prepare steps of a slot; ``states``: None for those before a first step."""
+        optimizer: Optimizer = pickle.loads(pickled)  # the driver's, over an encrypted connection
+        self._settings[slot] = _Settings(optimizer, {} if states is None else states, penalties)
+        if states is None:
+            self._fresh.add(slot)
+
+    def states(self, slot: str, version: int) -> Vectors:
+        """Return the state of a slot's optimiser before the step from a version."""
+        optimizer, states, _ = self._settings[slot]
+        if slot in self._fresh:
+            self._fresh.remove(slot)
+            states.update(optimizer.start(self._model(slot, version)[self.coordinates]))
+        return states
+
+    def model_at(self, slot: str, version: int, coordinates: slice) -> Vector:
+        return self._model(slot, version)[coordinates]
+
+    def step(self, plan: StepPlan, out: Vector) -> int:
+        """Write this slice of the next version to ``out``, and return its digest.
+
+        Raises :class:`~anyk.RunFailed` if it is not finite.
+        """
+        optimizer, _, penalties = self._settings[plan.slot]
+        states = self.states(plan.slot, plan.version)
+        w = self._model(plan.slot, plan.version)[self.coordinates]
+        steps_by, state = stepping_by(plan, optimizer, states, w)
+        part = PartOfStep(plan, self, w=w, out=out[self.coordinates], offset=self.first, penalties=penalties)
+        digest = part.take(steps_by, state)
+        if digest is None:
+            raise RunFailed("this optimiser cannot step a slice")
+        note_state(plan, states, state)
+        return digest

@@ -1,0 +1,151 @@
+"""The vectors that a node's workers need, and where they are read from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from anyk.base.arrays import Array
+from anyk.clusters.contract import Key
+from anyk.clusters.nodes.session import Part
+from anyk.clusters.nodes.wire import Offered, bytes_of
+from anyk.clusters.processes.memory import MemoryLayout
+from anyk.clusters.processes.shared_store import SharedStore
+from anyk.clusters.store import Message
+
+_RETRY = 1.0  # seconds after which a read that failed is begun again, if its vector is still needed
+
+
+class NodeStore(SharedStore):
+    """The node's models, and messages of workers elsewhere, where its workers read them.
+
+    A message of its own workers that finds too few free buffers is copied; none is moved while others read it.
+    """
+
+    def _copy_out(self, worker: int) -> bool:
+        return False
+
+    def place(self, slot: str, version: int) -> int:
+        return self._copies.get((slot, version), 0)  # what is not there was needed by something that has ended
+
+    def locate(self, key: tuple[int, int]) -> tuple[int, int]:
+        return super().locate(key) if key in self.arrived else (0, 0)
+
+
+class _Vector:
+    """A vector, the parts of it that are missing, and the reads of them."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = list(parts)
+        self.missing = set(range(len(parts)))
+        self.reads: dict[int, int] = {}  # the part that a read brings
+        self.again: dict[int, float] = {}  # time at which a read of a part that failed is begun again
+        self.memory: Array | None = None
+
+
+class NodeVectors:
+    """Reads vectors into memory in which workers find them.
+
+    ``read`` begins to read what is offered at an address and returns the number of the read; ``stop`` returns when
+    nothing more is written. ``address``: the node's own, whose slices of models are there.
+    """
+
+    def __init__(
+        self,
+        store: NodeStore,
+        layout: MemoryLayout,
+        address: str,
+        read: Callable[[memoryview, Offered, str], int],
+        stop: Callable[[int], None],
+    ) -> None:
+        self._store, self._layout, self._address, self._read, self._stop = store, layout, address, read, stop
+        self._vectors: dict[Key, _Vector] = {}
+        self._keys: dict[int, Key] = {}  # of the vectors that reads are of
+
+    def locate(self, key: Key, parts: Sequence[Part]) -> None:
+        """Note where a vector is read."""
+        vector = self._vectors.setdefault(key, _Vector(()))
+        if not vector.parts:
+            vector.parts = list(parts)
+            written_here = self._address if isinstance(key[0], str) else ""  # the node's slice of a model
+            vector.missing = {number for number, part in enumerate(parts) if part.address != written_here}
+
+    def known(self, key: Key) -> bool:
+        """Return whether a vector has not been dropped."""
+        return key in self._vectors
+
+    def here(self, key: Key) -> bool:
+        """Return whether all of a vector is there."""
+        vector = self._vectors.get(key)
+        return vector is not None and vector.memory is not None and not vector.missing and bool(vector.parts)
+
+    def fetch(self, keys: Iterable[Key]) -> None:
+        """Begin to read what is missing of these vectors."""
+        now = time.monotonic()
+        for key in dict.fromkeys(keys):
+            vector = self._vectors.get(key)
+            if vector is None:
+                continue
+            for number in vector.missing - set(vector.reads.values()):
+                if now >= vector.again.get(number, now):
+                    part = vector.parts[number]
+                    memory = bytes_of(self.room(key))[part.first : part.first + part.offered.size]
+                    read = self._read(memory, part.offered, part.address)
+                    vector.reads[read] = number
+                    self._keys[read] = key
+            if vector.parts and vector.memory is None and not vector.missing:
+                self.room(key)
+
+    def finished(self, read: int, *, complete: bool) -> None:
+        """Note the end of a read."""
+        vector = self._vectors.get(self._keys.pop(read, ("", -1)))
+        if vector is None:
+            return
+        number = vector.reads.pop(read)
+        if complete:
+            vector.missing.discard(number)
+        else:  # withdrawn, because newer orders are on their way, or changed by somebody else
+            vector.again[number] = time.monotonic() + _RETRY
+
+    def room(self, key: Key) -> Array:
+        """Return the memory of a vector."""
+        vector = self._vectors.setdefault(key, _Vector(()))
+        if vector.memory is None:
+            vector.memory = self._new_room(key, sum(part.offered.size for part in vector.parts))
+        return vector.memory
+
+    def _new_room(self, key: Key, size: int) -> Array:
+        first, second = key
+        store, layout = self._store, self._layout
+        if isinstance(first, str):
+            store.publish(first, second, store.blank(first))
+            return store.model(first, second)
+        vector = np.empty(size // layout.itemsize, dtype=layout.dtype)
+        store.arrived[first, second] = Message((), vector, -1)
+        store.locate((first, second))  # moves it to where workers read it
+        moved = store.arrived[first, second].vector
+        moved.flags.writeable = True
+        return moved
+
+    def drop(self, key: Key) -> None:
+        """Forget a vector."""
+        vector = self._vectors.pop(key, None)
+        if vector is None:
+            return
+        for read in vector.reads:
+            del self._keys[read]
+            self._stop(read)
+        if vector.memory is not None:
+            first, second = key
+            if isinstance(first, str):
+                self._store.release(first, second)
+            else:
+                self._store.free(first, second)
+
+    def close(self) -> None:
+        """Stop all reads."""
+        for read in self._keys:
+            self._stop(read)
+        self._keys.clear()
