@@ -205,7 +205,7 @@ def scale(
 
     >>> scaling = scale("frc:load=2", parameters=1e7, network="1Gb/s", nodes=(4, 8))
     >>> [(row.nodes, round(row.slices.seconds, 3), round(row.all_reduce.seconds, 3), row.best) for row in scaling.rows]
-    [(4, 0.356, 0.51, 'slices'), (8, 0.446, 0.595, 'slices')]
+    [(4, 0.356, 0.51, 'slices'), (8, 0.445, 0.595, 'slices')]
     """
     if not 1 <= parameters <= 1e13 or parameters != int(parameters):
         raise BadInput(f"parameters should be their number, such as 1e8, got {parameters:g}")
