@@ -20,7 +20,7 @@ from anyk.clusters.remote.handles import Died, Notice
 from anyk.clusters.remote.worker import ASKED
 from anyk.protocol import Cancel, Cut, Dispatch, Failed, Lost, Reply
 from anyk.runs import Driver
-from anyk.runs.engine.dispatches import ARRIVED, CUT, KEPT, OPEN
+from anyk.runs.engine.dispatches import ARRIVED, CANCELLED, KEPT, OPEN
 
 from .broken import Broken
 from .kernel import Kernel, ReadEnd
@@ -207,7 +207,7 @@ class Auditors:
 
     def _balance(self, driver: Driver) -> None:
         ledger, open_ = driver.ledger, 0
-        for tasks, statuses in ((ledger._given, (OPEN, ARRIVED)), (ledger._cut, (CUT,))):
+        for tasks, statuses in ((ledger._given, (OPEN, ARRIVED)), (ledger._cancelled, (CANCELLED,))):
             for task, batch in tasks.items():
                 open_ += sum(len(batch.places(task, status)) for status in statuses)
         self._check(

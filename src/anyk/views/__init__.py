@@ -15,7 +15,7 @@ from anyk.views.code_tables import (
     thresholds_table,
 )
 from anyk.views.columns import Columns
-from anyk.views.exports import Exporter, Metrics, exporters, save_perfetto, save_tables
+from anyk.views.exports import Exporter, Metrics, build_exporter, exporters, save_perfetto, save_tables
 from anyk.views.exports.prometheus import address
 from anyk.views.fleet_tables import (
     PLAN_NOTE,
@@ -65,6 +65,7 @@ __all__ = [
     "Panel",
     "Watch",
     "address",
+    "build_exporter",
     "chaos_page",
     "chaos_table",
     "check_packages",

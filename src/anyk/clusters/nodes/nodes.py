@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from anyk.base.checks import AtLeastZero, typed
-from anyk.base.errors import BadInput, RunFailed, needing
+from anyk.base.errors import SUPERVISED, BadInput, RunFailed, StateLost, needing
 from anyk.base.specs import show_spec
 from anyk.clusters.contract import PINNED, Envelope, Key, Report
 from anyk.clusters.injection import ClusterOptions
@@ -98,6 +98,7 @@ class Hub:
         self.lives: dict[bytes, Node] = {}
         self.runs = self._reads = 0
         self.open: Nodes | None = None
+        self.goes_on = False  # whether this program will be started again
         self._place = place
         self._own: SiteEntry | None = None  # the node of this machine
         self.said = Said()
@@ -252,7 +253,7 @@ class Hub:
         if missing and self._under_torchrun:
             say(f"the program has ended; torchrun may wait up to 300 s for nodes {missing}, which have died")
         failed = hasattr(sys, "last_value")  # with an exception, after which torchrun starts the program again
-        if not (failed and self._under_torchrun):
+        if not (self.goes_on or (failed and self._under_torchrun)):
             for node in self.nodes.values():
                 self.tell(node, Leave())
         until = time.monotonic() + _FAREWELL
@@ -355,6 +356,7 @@ class Nodes(Networked[NodeHandle]):
         )
         super().__init__(options, NodeHandle)
         self.slices, self.address, self.port = slices, address, port
+        self.in_slices = bool(slices)
         self._hub = join_nodes(address, port)
         self.carrier = self._hub.carrier
         self.run = 0
@@ -533,7 +535,8 @@ class Nodes(Networked[NodeHandle]):
                 f"{what} with its slice of the model ({reason}); resume the run from its last checkpoint, which "
                 "--supervise does by itself"
             )
-            raise RunFailed(self._lost)
+            self._hub.goes_on = SUPERVISED in os.environ
+            raise StateLost(self._lost)
         for worker in range(node.rank, self.workers, self._hub.size):
             handle = self.handles[worker]
             if handle.incarnation >= 0 and handle.due is None and not handle.gone:
@@ -661,7 +664,7 @@ class Nodes(Networked[NodeHandle]):
 
     def _holder(self, rank: int) -> Node:
         if self._lost:
-            raise RunFailed(self._lost)
+            raise StateLost(self._lost)
         return self._hub.nodes[rank]
 
     def locate(self, rank: int, keys: Sequence[Key]) -> None:
