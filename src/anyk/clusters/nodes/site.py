@@ -202,8 +202,26 @@ class Site:
 
     def publish(self, entry: SiteEntry) -> None:
         """Write this process's entry, as the driver's or as a node's."""
-        name = _DRIVER if not entry.rank else _node(entry.key)
-        self._store.set(f"anyk/{name}", signed(self.place.secret, name, msgspec.json.encode(entry)))
+        self.write(_DRIVER if not entry.rank else _node(entry.key), msgspec.json.encode(entry))
+
+    def write(self, name: str, value: bytes) -> None:
+        """Write a signed value for all nodes under a name."""
+        self._store.set(f"anyk/{name}", signed(self.place.secret, name, value))
+
+    def read(self, name: str) -> bytes | None:
+        """Return the value under a name; None if there is none, or the store does not answer.
+
+        Raises :class:`~anyk.BadInput` if it was not signed with this job's secret.
+        """
+        try:
+            if not self._store.check([f"anyk/{name}"]):
+                return None
+            data = self._store.get(f"anyk/{name}")
+        except RuntimeError:  # it has ended, with the program that hosts it
+            with contextlib.suppress(BadInput):
+                self._store = self._connect(_AGAIN)
+            return None
+        return unsigned(self.place.secret, name, data)
 
     def has(self, entry: SiteEntry) -> bool:
         """Return whether the driver's entry is this one, and nobody has written another."""
@@ -225,15 +243,9 @@ class Site:
             return None
 
     def _look_up(self, name: str) -> SiteEntry | None:
-        try:
-            if not self._store.check([f"anyk/{name}"]):
-                return None
-            data = self._store.get(f"anyk/{name}")
-        except RuntimeError:  # it has ended, with the program that hosts it
-            with contextlib.suppress(BadInput):
-                self._store = self._connect(_AGAIN)
+        value = self.read(name)
+        if value is None:
             return None
-        value = unsigned(self.place.secret, name, data)
         try:
             return msgspec.json.decode(value, type=SiteEntry)
         except msgspec.MsgspecError:

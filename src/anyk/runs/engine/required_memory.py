@@ -15,6 +15,7 @@ from anyk.problems.base import Partitions
 from anyk.protocol import Layout
 
 _MODELS = 3  # versions of a slot: the newest, the next, and one that a task still uses
+_READ = 2  # versions that the driver has where they lie in slices elsewhere: the first, and one that is read
 _DRIVER = 4  # further vectors of the driver: a gradient, copies of the model to evaluate it, the result
 _WORKER = 4  # vectors with the length of a message in which a worker computes it: sums, parts and remainders
 _OUTER = 2  # the most vectors in the state of an optimiser that steps by the change of local work
@@ -58,8 +59,8 @@ class Need(NamedTuple):
         if here:  # a checkpoint copies one of a worker's states, and is written from another copy
             at_driver += (cluster.virtual + saved) * kept
         return cls(
-            models=_MODELS * vector * slots,
-            replies=2 * replies if here else replies,
+            models=(_READ if cluster.in_slices else _MODELS) * vector * slots,
+            replies=0 if cluster.in_slices else 2 * replies if here else replies,
             optimizer=(state if layout.inner is None else max(state, _OUTER)) * vector * slots,
             driver=at_driver,
             workers=_at_workers(layout, lengths, kept, inner * vector, vector) if cluster.workers_here else 0,
