@@ -35,6 +35,9 @@ from anyk.runs.spec import Preparation
 from anyk.runs.telling import Telling
 
 _PAIRS = 5  # pairs of workers that a note names at most
+_READ_RARELY = (
+    "models lie in slices at the nodes, and are read to be evaluated at most every 30 s unless evaluate says how often"
+)
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver continue
 
 
@@ -237,6 +240,8 @@ class Launch:
         log, saved, prepared = self._log, self._saved, self._prepared
         if saved is None:
             assumed = [text for problem in each_of(prepared.problem) for text in abilities_of(problem).data_remarks]
+            if prepared.cluster.in_slices and prepared.evaluate is not None:
+                assumed.append(_READ_RARELY)
             for remark in [*dict.fromkeys(assumed), *self._remarks]:
                 log.note(0.0, ASSUMED, remark)
             return

@@ -363,9 +363,120 @@ def main() -> None:
         context.term()
         assert f"node 1 has NumPy 0.1, and the driver NumPy {np.__version__}" in " ".join(hub.said.sentences)
 
+    def in_slices(spec: str, optimizer: Any, problem: Any = None, **options: Any) -> tuple[Any, Any]:
+        """The runs on nodes that hold slices, and on processes."""
+        problem = problem or Squares(6, 400_000)
+        clusters = Nodes(WORKERS, slices="nodes", seed=1), anyk.clusters.Processes(WORKERS, seed=1)
+        nodes, processes = (
+            anyk.train(problem, spec, cluster, optimizer=optimizer, steps=4, evaluate=None, **options)
+            for cluster in clusters
+        )
+        return nodes, processes
+
+    def slices_have_the_bits_of_processes() -> None:
+        """Models, digests, states of optimisers: with state, groups, outer optimisers, several models, stale messages."""
+        import torch
+
+        optimizers = [anyk.optimizers.optimizer(name, lr=0.1) for name in ("gd", "momentum", "adamw")]
+        optimizers.append(anyk.optimizers.TorchOptimizer("RMSprop", lr=0.01, schedule="StepLR:step_size=2"))
+        cases = [(SPEC, optimizer) for optimizer in optimizers]
+        cases += [
+            (spec, optimizers[0]) for spec in ("slowmo:tau=2", "tree:children=2", "dpsgd", "m-sgc:B=1,W=2,lambda=2")
+        ]
+        for spec, optimizer in cases:
+            problem = Squares(24, 140_000 if spec == "dpsgd" else 400_000)
+            nodes, processes = in_slices(spec, optimizer, problem)
+            for slot, model in processes.models.items():
+                assert np.array_equal(nodes.models[slot], model), (spec, optimizer.spec)
+            digests = [run.log.rows("SELECT slot, version, digest FROM updates") for run in (nodes, processes)]
+            assert digests[0] == digests[1] and len(digests[0]) >= 4
+            states = [run.warm_start().states for run in (nodes, processes)]
+            for slot, state in states[1].items():
+                for name, vector in state.items():
+                    found = states[0][slot][name]
+                    assert np.array_equal(found, vector) and found.shape == vector.shape, name
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(500, 600), torch.nn.Tanh(), torch.nn.Linear(600, 2))
+        groups = [
+            {"params": module[0].parameters(), "lr": 0.1},
+            {"params": module[2].parameters(), "weight_decay": 0.5},
+        ]
+        adam = torch.optim.AdamW(groups, lr=0.01)
+        X = torch.randn(60, 500)
+        for given in (module, module[2]):
+            penalised = anyk.problems.TorchProblem(
+                module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()), l2=0.1 if given is module else 0.0
+            )
+            nodes, processes = in_slices(SPEC, anyk.optimizers.TorchOptimizer(adam), penalised)
+            assert np.array_equal(nodes.model, processes.model)
+
+    def slices_are_saved_and_resumed_anywhere() -> None:
+        import tempfile
+
+        whole, adam = Squares(6, 400_000), anyk.optimizers.optimizer("adam", lr=0.1)
+        with tempfile.TemporaryDirectory() as folder:
+            expected = anyk.train(whole, SPEC, anyk.clusters.Processes(WORKERS), optimizer=adam, steps=9).model
+            for name, other in (("a", "nodes"), ("b", "processes"), ("c", "nodes:slices=nodes")):
+                out = os.path.join(folder, name)
+                cluster = Nodes(WORKERS, slices="nodes")
+                anyk.train(whole, SPEC, cluster, optimizer=adam, steps=4, out=out, checkpoint_every=0.01).close()
+                run = anyk.resume(out, problem=whole, steps=9, cluster=other)
+                assert np.array_equal(run.model, expected), other
+                run.close()
+            out = os.path.join(folder, "d")
+            anyk.train(whole, SPEC, "processes", workers=WORKERS, optimizer=adam, steps=4, out=out).close()
+            with anyk.resume(out, problem=whole, steps=9, cluster="nodes:slices=nodes") as run:
+                assert np.array_equal(run.model, expected)
+
+    def slices_outlive_workers_and_frozen_nodes() -> None:
+        cluster = Nodes(WORKERS, slices="nodes", delays="exp:mean=0.05", seed=1)
+        same(train(cluster, at=3, do=lambda: os.kill(cluster.pids[4], signal.SIGKILL)))
+        frozen: list[int] = []
+
+        def freeze() -> None:
+            frozen.extend(below(agent(1)))
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+            threading.Timer(3.0, lambda: [os.kill(pid, signal.SIGCONT) for pid in frozen]).start()
+
+        same(train(Nodes(WORKERS, slices="nodes", seed=1), at=3, do=freeze))
+
+    def slices_end_with_a_lost_node() -> None:
+        pids: list[int] = []
+
+        def kill() -> None:
+            pids.extend(below(agent(0)))
+            os.kill(pids[0], signal.SIGKILL)
+
+        try:
+            train(Nodes(WORKERS, slices="nodes", seed=1), at=3, do=kill)
+        except anyk.RunFailed as error:
+            assert "node 0 was lost with its slice of the model" in str(error), error
+        else:
+            raise AssertionError("it trained")
+        over(pids)
+        same(train(Nodes(WORKERS, slices="nodes", seed=1)))  # it is back
+
+    def slices_refuse_what_they_cannot_do() -> None:
+        problem = Squares(6, 3000)
+        for spec, optimizer, words in (
+            ("compressed:of=(uncoded),by=(top-k:share=0.5)", "gd", "compressed messages"),
+            ("comm-efficient", "gd", "shorter than the model"),
+            (SPEC, "torch:method=LBFGS", "LBFGS"),
+            (SPEC, "torch:method=Adafactor", "steps all coordinates together"),
+        ):
+            try:
+                in_slices(spec, anyk.optimizers.optimizer(optimizer, lr=0.1), problem)
+            except anyk.BadInput as error:
+                assert words in str(error), error
+            else:
+                raise AssertionError(spec)
+
     checks = [
         equal_bits_and_a_second_run, torch_optimizer_and_rounds, compressed_messages_and_mini_batches, killed_worker,
-        frozen_node, strangers, replaced_entries, second_program_of_a_rank, wrong_digests, changed_data, another_version, fleet_that_changes, killed_agent_of_the_driver, killed_agent,
+        frozen_node, strangers, replaced_entries, second_program_of_a_rank, wrong_digests, changed_data, another_version, fleet_that_changes,
+        slices_have_the_bits_of_processes, slices_are_saved_and_resumed_anywhere, slices_outlive_workers_and_frozen_nodes,
+        slices_end_with_a_lost_node, slices_refuse_what_they_cannot_do, killed_agent_of_the_driver, killed_agent,
     ]  # fmt: skip
     if NAMESPACES:
         checks[-1:-1] = [link_down_for_8_s, link_down_for_50_s]

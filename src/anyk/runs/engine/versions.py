@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anyk.base.arrays import Vector, Vectors
-from anyk.base.errors import BadInput
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import Cluster
 from anyk.clusters.steps import OUTER
@@ -42,6 +42,7 @@ class Versions:
             self.newest |= warm_start.versions
         self.kept: Vectors | None = None  # the newest models, once the cluster is to close
         self._kept_states: dict[str, Vectors] = {}  # with these models
+        self._lost: RunFailed | None = None  # why the newest models cannot be had any more
         self._computed: list[str] = []  # the slots that have models
         self._pins: dict[tuple[str, int], int] = {}
 
@@ -58,6 +59,8 @@ class Versions:
 
     def model(self, slot: str) -> Vector:
         """Return the newest model of a slot."""
+        if self._lost is not None:
+            raise self._lost
         return self._cluster.store.model(slot, self.newest[slot]) if self.kept is None else self.kept[slot]
 
     @property
@@ -76,8 +79,11 @@ class Versions:
 
     def keep(self) -> None:
         """Keep the newest models while the cluster, with its store, closes."""
-        states = {slot: self.optimizer_states(slot) for slot in self._computed}
-        self.kept, self._kept_states = self.models, states
+        try:
+            states = {slot: self.optimizer_states(slot) for slot in self._computed}
+            self.kept, self._kept_states = self.models, states
+        except RunFailed as error:  # they were elsewhere, and are lost; the run has failed for the same reason
+            self._lost = error
 
     def begin(self) -> None:
         """Publish the first version of each slot."""

@@ -25,6 +25,7 @@ from anyk.runs.log.schema import Evaluation, Version
 _TIMES = 1e3  # factor by which a loss may grow before a model counts as diverged
 _POINTS = 256  # stored versions of a slot from which on every second one is omitted
 _AFTER = 0.01  # seconds after a new version in which the driver, which distributes it, needs the processor
+_APART_ELSEWHERE = 30.0  # the same if it has to be read from other machines first
 _APART = 0.05  # least seconds on a real clock between two versions that are stored: storing one costs a copy
 _LARGE = 1 << 20  # bytes from which on a version is stored in a file
 _SHARE = 0.05  # largest share of a real run's time that evaluation takes while it runs
@@ -39,7 +40,8 @@ class Evaluator:
     temporary file without a name, not in memory. In a long run only every 2nd, 4th, 8th, … version is stored, a few
     hundred in all, unless ``evaluate`` specifies an interval; with None no version is stored.
 
-    ``problem``: the problem that is evaluated (:func:`~anyk.runs.evaluation.evaluate.evaluating`). ``meanwhile``:
+    ``problem``: the problem that is evaluated (:func:`~anyk.runs.evaluation.evaluate.evaluating`). ``elsewhere``:
+    whether models have to be read from other machines, which is done at most every 30 s. ``meanwhile``:
     called while the driver waits for the thread, so that workers' answers arrive. ``target``: a value of the metric
     (without held-out data, of the loss); ``reached`` is the evaluation of the earliest version that reaches it.
     """
@@ -51,6 +53,7 @@ class Evaluator:
         *,
         target: float | None = None,
         background: bool = False,
+        elsewhere: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self.target, self._meanwhile = target, meanwhile
@@ -68,7 +71,8 @@ class Evaluator:
         self._borrowed: list[Version] = []  # stored versions whose vectors are the driver's, not copies
         self._returned: list[Version] = []  # versions that have been borrowed and copied
         self._fixed = evaluate.every is not None or evaluate.seconds is not None
-        self._apart = evaluate.seconds or (_APART if background and not self._fixed else 0.0)
+        usual = _APART_ELSEWHERE if elsewhere else _APART
+        self._apart = evaluate.seconds or (usual if background and not self._fixed else 0.0)
         self._last: dict[str, float] = {}  # time of a slot's newest stored version
         self.every = evaluate.every or 1
         self._lock = threading.Lock()
