@@ -24,7 +24,9 @@ from anyk.optimizers.steps import (
     registry,
     schedules,
     split_rate,
+    squared_norm,
     suits_smoothness,
+    unclipped,
 )
 from anyk.optimizers.torch_optimizers import TorchOptimizer
 
@@ -71,5 +73,7 @@ __all__ = [
     "registry",
     "schedules",
     "split_rate",
+    "squared_norm",
     "suits_smoothness",
+    "unclipped",
 ]

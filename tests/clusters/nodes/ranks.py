@@ -379,6 +379,7 @@ def main() -> None:
 
         optimizers = [anyk.optimizers.optimizer(name, lr=0.1) for name in ("gd", "momentum", "adamw")]
         optimizers.append(anyk.optimizers.TorchOptimizer("RMSprop", lr=0.01, schedule="StepLR:step_size=2"))
+        optimizers += [anyk.optimizers.Clip(of=of, norm=0.01) for of in optimizers[-2:]]
         cases = [(SPEC, optimizer) for optimizer in optimizers]
         cases += [
             (spec, optimizers[0]) for spec in ("slowmo:tau=2", "tree:children=2", "dpsgd", "m-sgc:B=1,W=2,lambda=2")

@@ -15,13 +15,13 @@ from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.driver_store import DriverStore
 from anyk.clusters.nodes.holders import Holders, SlicedMessage, Source
-from anyk.clusters.nodes.session import Done, Hold, Part, Show, TakeStep
+from anyk.clusters.nodes.session import Done, Hold, MeasureStep, Part, Show, TakeStep
 from anyk.clusters.nodes.wire import Offered, bytes_of
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.wire import Form, form_of, vector_type
-from anyk.clusters.steps import OUTER, Place, StepPlan
+from anyk.clusters.steps import OUTER, Place, StepPlan, stepping_by
 from anyk.clusters.store import Elsewhere, Message
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Clip, Optimizer, unclipped
 
 if TYPE_CHECKING:
     from anyk.clusters.nodes.nodes import Nodes
@@ -186,13 +186,22 @@ class SlicedStore(DriverStore):
         for rank in self._holders.slices:
             self._cluster.locate(rank, needs)
         numbered = self._numbered(plan)
-        answers = self._holders.ask(lambda run, number, rank: TakeStep(run, number, numbered, needs))
+        factor = self._factor(numbered, needs, optimizer)
+        answers = self._holders.ask(lambda run, number, rank: TakeStep(run, number, numbered, needs, factor))
         parts, digest = [], 0
         for rank, done in answers.items():
             (_, _, offered), *_ = done.offered
             parts.append(Part(self._holders.bytes_at(rank)[0], offered, self._cluster.address_of(rank)))
             digest += done.digest
         return SlicedVersion(parts), digest & keyed.POSITIVE
+
+    def _factor(self, plan: StepPlan, needs: list[Key], optimizer: Optimizer) -> float | None:
+        """Return the factor by which the gradient of a step is clipped; None if it is not to be."""
+        steps_by, _ = stepping_by(plan, optimizer, {}, np.empty(0))
+        if not isinstance(steps_by, Clip):
+            return None
+        answers = self._holders.ask(lambda run, number, rank: MeasureStep(run, number, plan, needs))
+        return steps_by.factor([square for done in answers.values() for square in done.squares])
 
     def _numbered(self, plan: StepPlan) -> StepPlan:
         """Return a plan with messages by the numbers of their slices."""
@@ -236,8 +245,8 @@ class SlicedStore(DriverStore):
 
 
 _WHOLE = (
-    "with slices no node has the whole gradient: parameters with hooks, loops that take steps themselves, and clipping "
-    "need a cluster without slices"
+    "with slices no node has the whole gradient: parameters with hooks, and loops that take steps themselves, need a "
+    "cluster without slices"
 )
 
 
@@ -246,7 +255,7 @@ def check_sliceable(optimizer: Optimizer) -> None:
     if optimizer.watches is not None:
         raise BadInput(f"with slices the optimiser '{optimizer.spec}' would have to know evaluations; use a schedule")
     w = np.zeros(2)
-    with optimizer.stepping(w, optimizer.start(w), 0, 1.0, np.empty(2), 0) as step:
+    with unclipped(optimizer).stepping(w, optimizer.start(w), 0, 1.0, np.empty(2), 0) as step:
         if step is None:
             raise BadInput(
                 f"the optimiser '{optimizer.spec}' steps all coordinates together, and with slices no node has them "
