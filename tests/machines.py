@@ -63,10 +63,14 @@ class Network:
         _call("ip", "-n", space, "link", "set", "lo", "up")
         _call("ip", "-n", space, "addr", "add", f"{self.address(machine)}/24", "dev", "eth0")
         _call("ip", "-n", space, "link", "set", "eth0", "up")
-        for owner, device in ((space, "eth0"), (self.switch, port)):
-            if self.rate is not None:
-                limit = ("tbf", "rate", self.rate, "burst", "256kb", "latency", "100ms")
-                _call("tc", "-n", owner, "qdisc", "add", "dev", device, "root", *limit)
+        if self.rate is not None:
+            self.limit(machine, self.rate)
+
+    def limit(self, machine: int, rate: str) -> None:
+        """Limit a machine's link, in each direction."""
+        for owner, device in ((self.space(machine), "eth0"), (self.switch, f"port{machine}")):
+            limit = ("tbf", "rate", rate, "burst", "256kb", "latency", "100ms")
+            _call("tc", "-n", owner, "qdisc", "replace", "dev", device, "root", *limit)
 
     def link(self, machine: int, *, up: bool) -> None:
         """Connect or disconnect a machine's link."""

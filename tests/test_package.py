@@ -18,6 +18,7 @@ import anyk
 from anyk.base.specs import Registry
 from anyk.cli import main
 from doclines import FILES, lines_of, pages
+from programs import Programs
 from surface import DISTRIBUTIONS, modules
 
 pytestmark = pytest.mark.slow
@@ -25,6 +26,13 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 EXTRA = {"click", "rich", "matplotlib", "sklearn", "scipy", "pandas", "pyarrow", "cloudpickle", "safetensors", "torch",
          "jax", "optax"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def programs():
+    started = Programs()
+    yield started
+    started.close()
 
 
 def modules_after(code):
@@ -91,12 +99,12 @@ def code_blocks():
 
 
 @pytest.mark.parametrize("code", list(code_blocks()))
-def test_the_docs_code_runs(code, tmp_path):
+def test_the_docs_code_runs(code, tmp_path, programs):
     """The Python blocks of a page, in order, as one script."""
     need_modules(code)
     script = tmp_path / "page.py"
     script.write_text(code, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True)
+    done = programs.script(script, folder=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -131,7 +139,7 @@ def pages_with_commands():
 
 
 @pytest.mark.parametrize("page", pages_with_commands())
-def test_the_commands_of_what_one_writes_run(page, tmp_path):
+def test_the_commands_of_what_one_writes_run(page, tmp_path, programs):
     """A page on writing something begins with a file to save, which its commands name."""
     page_text = page.read_text(encoding="utf-8")
     file = re.search(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", page_text, flags=re.M | re.S)
@@ -141,18 +149,14 @@ def test_the_commands_of_what_one_writes_run(page, tmp_path):
     lines = re.findall(r"^\$ anyk (.*)$", page_text, flags=re.M)
     assert lines and all(file[1] in line for line in lines)
     for line in lines:
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-m", "anyk", *line.split()], cwd=tmp_path, capture_output=True, text=True
-        )
+        done = programs.module("anyk", *line.split(), folder=tmp_path)
         assert done.returncode == 0, f"anyk {line}: {done.stderr}"
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "examples").glob("*.py")))
-def test_examples_run_as_they_stand(name):
+def test_examples_run_as_they_stand(name, programs):
     need_modules((ROOT / "examples" / name).read_text(encoding="utf-8"))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(ROOT / "examples" / name)], capture_output=True, text=True
-    )
+    done = programs.script(ROOT / "examples" / name, folder=ROOT)
     assert done.returncode == 0, done.stderr
 
 
@@ -163,16 +167,50 @@ def test_examples_are_short():
         assert len(body) < 40, name
 
 
-def test_plug_ins_work_without_touching_the_package(tmp_path):
+def test_plug_ins_work_without_touching_the_package(tmp_path, programs):
     for file, spec in (("new_code.py", "ring"), ("new_code.py", "ring:wait=5"), ("new_strategy.py", "turns")):
-        done = subprocess.run(
-            [sys.executable, "-m", "anyk", "train", "--plugin", str(ROOT / "examples" / file), "--strategy", spec,
-             "--data", "synthetic", "--workers", "7", "--cluster", "simulated", "--delays", "exp:mean=1",
-             "--steps", "5", "--out", str(tmp_path / spec.replace(":", "-"))],
-            capture_output=True, text=True,
-        )  # fmt: skip
+        words = [
+            "train",
+            "--plugin",
+            str(ROOT / "examples" / file),
+            "--strategy",
+            spec,
+            "--out",
+            spec.replace(":", "-"),
+        ]
+        words += ["--data", "synthetic", "--workers", "7", "--cluster", "simulated", "--delays", "exp:mean=1"]
+        done = programs.module("anyk", *words, "--steps", "5", folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert spec in done.stdout
+
+
+def test_programs_end_as_they_do_by_themselves(tmp_path, programs):
+    """What these tests run forked is what a user starts: arguments, folder, warnings as errors, and every way to end."""
+    script = tmp_path / "beside" / "program.py"
+    script.parent.mkdir()
+    for text, status, said in (
+        ("import atexit; atexit.register(print, 'the end')", 0, "the end"),
+        ("import os, sys; print(*sys.argv, sys.path[0], os.getcwd(), __name__)", 0, "__main__"),
+        ("print(sorted({'anyk', 'torch', 'jax'} & {*__import__('sys').modules}))", 0, "[]"),
+        ("raise SystemExit('too late')", 1, "too late"),
+        ("raise SystemExit(7)", 7, ""),
+        ("import warnings; warnings.warn('old')", 1, "UserWarning: old"),
+        ("print(input())", 1, "EOFError"),
+        ("def f(): pass\nimport pickle; print(pickle.loads(pickle.dumps(f)) is f)", 0, "True"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9, ""),
+    ):
+        script.write_text(text, encoding="utf-8")
+        forked = programs.script(script, folder=tmp_path)
+        alone = subprocess.run(
+            [sys.executable, "-W", "error", script],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        assert forked.stdout == alone.stdout and said in forked.stdout + forked.stderr
+        assert forked.returncode == alone.returncode == status
+        assert forked.stderr.splitlines()[-1:] == alone.stderr.splitlines()[-1:]
 
 
 def test_the_readme_is_short_and_counts_right():

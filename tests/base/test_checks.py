@@ -173,7 +173,7 @@ def test_where_nobody_says_python_and_command_line_use_the_same(tmp_path):
         ((None, "uncoded", "simulated"), {}, "problem must be one of anyk.problems, as in LogisticRegression(X, y), got None"),
         ((problem, None, "simulated"), {}, "strategy must be a spec such as 'frc:load=3', a strategy or a code, got None"),
         ((problem, "uncoded", None), {}, "cluster must be a Cluster or a string, got None"),
-        ((problem, "simulated", "uncoded"), {}, "no cluster 'uncoded'; did you mean 'nodes'?"),
+        ((problem, "simulated", "uncoded"), {}, "no cluster 'uncoded'; it is a strategy; known: processes, mpi, nodes, ray, simulated"),
         ((problem, "uncoded", clusters.Simulated(4)), {"delays": "exp:mean=1"}, "the cluster already exists; give delays when it is created, as in anyk.cluster(…, delays=…)"),
         ((problem, codes.Uncoded(3), clusters.Simulated(4)), {}, "the strategy is for 3 workers, the cluster has 4"),
         ((problem, "uncoded", "simulated"), {"workers": "4"}, "workers must be a whole number, a tuple of whole numbers, a Workers or None, got '4'"),

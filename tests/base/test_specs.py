@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import anyk
 from anyk import codes, delays, optimizers, strategies
 from anyk.base.errors import BadInput
 from anyk.base.specs import Registry, parse_spec, read, show_spec
@@ -109,7 +111,14 @@ def test_a_first_value_and_its_key_may_not_both_be_given(registry: Registry[Any]
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("prob", "did you mean 'probe'?"), ("nedy", "did you mean 'needy'?"), ("zzz", "known: probe, needy, bare")],
+    [
+        ("prob", "did you mean 'probe'?"),
+        ("nedy", "did you mean 'needy'?"),
+        ("zzz", "known: probe, needy, bare"),
+        ("frc", "it is a strategy; known: probe, needy, bare"),
+        ("adam", "it is an optimizer; known: probe, needy, bare"),
+        ("proces", "known: probe, needy, bare"),  # it resembles a cluster more than "probe"
+    ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(registry: Registry[Any], name: str, hint: str) -> None:
     with pytest.raises(BadInput) as caught:
@@ -537,3 +546,19 @@ def test_two_names_for_one_thing_expand_to_it() -> None:
     assert agc.spec == frc.spec == "frc:load=3,wait=11" and agc.code == frc.code
     default: Any = strategies.strategy("agc:load=3", workers=30)
     assert default.spec == "frc:load=3,wait=11"  # one reply more than the ten groups
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: anyk.cluster("uncoded", workers=4), "no cluster 'uncoded'; it is a strategy; known: processes"),
+        (lambda: anyk.cluster("uncodedd", workers=4), "no cluster 'uncodedd'; known: processes"),
+        (lambda: anyk.strategy("simulated", workers=4), "no strategy 'simulated'; it is a cluster; known: sync"),
+        (lambda: codes.code("dpsgd", workers=4), "no code 'dpsgd'; it is a strategy; known: "),
+        (lambda: delays.parse("frc"), "no delay model 'frc'; it is a strategy; known: none"),
+        (lambda: optimizers.optimizer("exp", lr=1), "no optimizer 'exp'; it is a delay model; known: gd"),
+    ],
+)
+def test_a_name_of_another_kind_is_no_suggestion(build: Callable[[], object], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        build()

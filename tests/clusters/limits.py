@@ -46,7 +46,7 @@ def check_bounds(driver: Driver) -> dict[str, int]:
     kept = {
         "versions": max(versions.values(), default=0),
         "messages": max(messages.values(), default=0),
-        "cut": max(map(len, driver.ledger._cut_of)),
+        "cut": max(map(len, driver.ledger._cancelled_of)),
     }
     assert kept["versions"] <= workers + 2 + PINNED, f"the versions of a model pile up: {versions}"
     assert kept["cut"] <= 16, f"tasks that were cut off pile up: {kept['cut']} of one worker"

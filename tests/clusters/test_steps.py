@@ -201,6 +201,35 @@ def test_steps_in_parts_have_the_bits_of_the_whole(make: Any, dtype: Any) -> Non
     check_states(state, [state_at_once])
 
 
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_compensated_steps_are_those_of_plain_torch(name: str) -> None:
+    """In plain torch a parameter without a gradient (``grad`` is None) has no correction, and is not stepped."""
+    options = {"lr": 0.05, "weight_decay": 0.3} | ({"momentum": 0.9} if name == "SGD" else {})
+    store, steps_by = new_store(np.float32), fitted(TorchOptimizer(name, **options))
+    ends = np.cumsum([int(np.prod(shape)) for shape in SHAPES])
+    first = store.model("model", 0)
+    pieces = [torch.tensor(piece, requires_grad=True) for piece in np.split(first.copy(), ends[:-1])]
+    plain = getattr(torch.optim, name)(pieces, **options)
+    store.start_optimizer("model", 0, steps_by)
+    for t, late in enumerate((True, False, True, False)):
+        receive(store, t, late=late)
+        stale = tuple(StaleMessage(message, 0, 0.04) for message in MESSAGES)
+        plan = StepPlan("model", t, MESSAGES, (1.0, 0.5, 2.0), divisor=7.0, compensation=stale)
+        w = store.model("model", t)
+        messages = [store.arrived[message].vector for message in MESSAGES]
+        gradient = sum(weight * g for weight, g in zip(plan.weights, messages, strict=True))
+        gradient = (gradient + sum(0.04 * g * g * (w - first) for g in messages)) / 7.0
+        resting = [NEVER.stop] if late else [NEVER.stop, LATE.stop]
+        for piece, slope, end in zip(pieces, np.split(gradient, ends[:-1]), ends, strict=True):
+            piece.grad = None if end in resting else torch.tensor(slope)
+        plain.step()
+        following, _ = store.apply(plan, steps_by)
+        store.publish("model", t + 1, following)
+        expected = np.concatenate([piece.detach().numpy() for piece in pieces])
+        assert following == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert np.array_equal(following[LATE], w[LATE]) is (not late)
+
+
 def check_equal(one: Vectors, other: Vectors) -> None:
     assert set(one) == set(other)
     for name, vector in one.items():

@@ -96,6 +96,9 @@ def test_times_depend_on_the_seed_and_each_period_has_one_fault() -> None:
         (["--kill", "1/s", "--cluster", "mpi"], "not of cluster 'mpi'"),
         (["--corrupt", "1/min"], "such as draco; 'frc:load=2' would use wrong numbers"),
         (["--corrupt", "1/min", "--strategy", "frc:load=3,check=0.5"], "'frc:load=3,check=0.5' would use wrong"),
+        (["--node-kill", "1/s"], "node-kill needs the cluster 'nodes', not 'processes'"),
+        (["--node-stop", "1/s", "--cluster", "ray"], "node-stop needs the cluster 'nodes', not 'ray'"),
+        (["--node-kill", "1/s", "--cluster", "nodes:slices=nodes"], "leave out slices"),
         (["--freeze", "-1"], "freeze must be a whole number of at least 0"),
         (["--kill", "often"], "kill must be a rate"),
         (["--kill", "1/s", "--seconds", "0.5"], "seconds"),
@@ -125,6 +128,16 @@ def test_options_that_the_training_refuses_are_bad_input() -> None:
     assert re.fullmatch(
         r"60 s of training [^\n]*\nanyk: the training took no step: [^:]*'nonsense'[^\n]*\n", result.stderr
     )
+    assert not of_this_test()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nodes_are_killed_and_stopped_and_join_again() -> None:
+    faults = FaultPlan(node_kill="20/min", node_stop="20/min", seconds=12.0, seed=3)
+    result = chaos("frc:load=2", "nodes", faults, least=0.0, options=SMALL)
+    assert result.passed, result.findings
+    assert [effect.injected > 0 for effect in result.effects] == [True, True]
     assert not of_this_test()
 
 

@@ -20,19 +20,12 @@ from anyk.clusters.remote.handles import Died, Notice
 from anyk.clusters.remote.worker import ASKED
 from anyk.protocol import Cancel, Cut, Dispatch, Failed, Lost, Reply
 from anyk.runs import Driver
-from anyk.runs.engine.dispatches import ARRIVED, CUT, KEPT, OPEN
+from anyk.runs.engine.dispatches import ARRIVED, CANCELLED, KEPT, OPEN
 
+from .broken import Broken
 from .kernel import Kernel, ReadEnd
 
 Place = tuple[int, int]
-
-
-class Broken(AssertionError):
-    """Something does not hold; ``auditor``: which of the auditors noticed."""
-
-    def __init__(self, auditor: str, what: str) -> None:
-        super().__init__(f"{auditor}: {what}")
-        self.auditor = auditor
 
 
 class Auditors:
@@ -66,7 +59,7 @@ class Auditors:
 
         def published(slot: str, version: int, w: Any) -> None:
             publish(slot, version, w)
-            known = self._history.setdefault((slot, version), np.array(w))
+            known = self._history.setdefault((slot, version), np.array(cluster.store.model(slot, version)))
             self._check(
                 "models", np.array_equal(known, cluster.store.model(slot, version)), f"'{slot}' {version} differs"
             )
@@ -134,7 +127,7 @@ class Auditors:
         """Compute a message that has arrived anew, and compare."""
         place = event.task, event.chunk
         self._check("messages", event.task not in self._cancelled, f"{place} may be used after its cancellation")
-        vector = np.array(self._cluster.store.arrived[place].vector)
+        vector = np.array(self._cluster.store.message(place))
         assert event.timing is not None
         chunk = self._driver.ledger.chunk(*place)
         expected = self._expected(place, chunk, event.worker)
@@ -150,9 +143,7 @@ class Auditors:
     def on_resume(self, states: dict[int, tuple[int, State]]) -> None:
         """Note the messages and the workers' states that a checkpoint has brought."""
         self.states = dict(states)
-        self._arrived |= {
-            place: np.array(self._cluster.store.arrived[place].vector) for place in self._cluster.store.arrived
-        }
+        self._arrived |= {place: np.array(self._cluster.store.message(place)) for place in self._cluster.store.arrived}
         self._kept |= self._in_use(self._driver, (KEPT,))
 
     def _expected(self, place: Place, chunk: Any, worker: int) -> Any:
@@ -194,7 +185,7 @@ class Auditors:
             self._check("messages", place not in self._used or place in self._kept, f"{place} is used twice")
             self._check("messages", place[0] not in self._cancelled, f"{place} is used after its cancellation")
             same = place[0] in self._inside(command) or np.array_equal(
-                self._cluster.store.arrived[place].vector, self._arrived[place]
+                self._cluster.store.message(place), self._arrived[place]
             )
             self._check("messages", same, f"{place} has changed since it arrived")
             self._used.add(place)
@@ -216,7 +207,7 @@ class Auditors:
 
     def _balance(self, driver: Driver) -> None:
         ledger, open_ = driver.ledger, 0
-        for tasks, statuses in ((ledger._given, (OPEN, ARRIVED)), (ledger._cut, (CUT,))):
+        for tasks, statuses in ((ledger._given, (OPEN, ARRIVED)), (ledger._cancelled, (CANCELLED,))):
             for task, batch in tasks.items():
                 open_ += sum(len(batch.places(task, status)) for status in statuses)
         self._check(
@@ -293,7 +284,7 @@ class Auditors:
     def _versions(self, driver: Driver) -> None:
         store, newest = self._cluster.store, driver.versions.newest
         shared = isinstance(self._cluster, Processes)
-        held = store._copies if shared else store._models
+        held = store._copies if shared else {**store._models, **getattr(store, "_versions", {})}
         kept = {key for key in held if key[0] != ASKED}
         self._check("versions", len(held) <= len(kept) + 1, "models of more than one question are kept")
         wanted = {key for key in driver.versions._pins if key[0] in newest} | set(newest.items())

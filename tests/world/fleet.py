@@ -7,19 +7,26 @@ import io
 import signal
 import subprocess as real_subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
+import zmq as real_zmq
+
 from anyk.base.errors import BadInput
-from anyk.clusters.nodes import agent, carrier, door, nodes, site, vectors, wire
+from anyk.clusters.nodes import agent, carrier, door, holders, nodes, site, slices, vectors, wire
 
 from . import fake_zmq
+from .broken import Broken
 from .kernel import Kernel, Pipe, Process, ReadEnd, WriteEnd
 
 HOSTS = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 _PORT = 29500
+_STRANGER = b"stranger"  # the life of one
+_MAY_BE_LATE = 5.0  # seconds after which the driver has noticed that a link is up again
 _RESTART = 2.0  # seconds after which torchrun has started a program again
 
 
@@ -67,7 +74,11 @@ class Fleet:
         self._lives = [0] * self.size
         self._left = [False] * self.size  # whether a driver has had its program end
         self._numbers = 0
-        self.versions = {"anyk": "1"}
+        self.unlike: set[Process] = set()  # programs that have other versions
+        self.other_version = False  # whether the next program that is started has
+        self.deceived = False  # whether a node has taken a stranger for its driver
+        self._cuts: dict[str, float] = {}  # when a machine's link was last up again
+        self.zmq = fake_zmq.module(self.network)
 
     def host(self, process: Process) -> str:
         """Return the machine of a process."""
@@ -98,13 +109,61 @@ class Fleet:
         self._left[rank] = False
 
         def program() -> None:
-            reason = agent.serve(site.Site(self.place(rank)), 0)
+            try:
+                reason = agent.serve(site.Site(self.place(rank)), 0)
+            except BadInput as error:
+                reason = str(error)
             self.said.append(f"node {rank} ends: {reason}")
             sys.exit(1 if reason else 0)
 
-        process = self.kernel.start(program, name)
-        self._hosts[process] = HOSTS[rank]
+        process = self._start(program, name, HOSTS[rank])
         process.environ = {"RANK": str(rank)}
+        if self.other_version:
+            self.unlike.add(process)
+            self.other_version = False
+
+    def _start(self, program: Callable[[], None], name: str, host: str) -> Process:
+        process = self.kernel.start(program, name)
+        self._hosts[process] = host
+        return process
+
+    def versions(self) -> dict[str, str]:
+        """Return what the current process has."""
+        return {"anyk": "2" if self.kernel.current.leader in self.unlike else "1"}
+
+    def check(self) -> None:
+        """Raise :class:`Broken` if somebody takes part who must not."""
+        hub = nodes._hub
+        if self.deceived:
+            raise Broken("strangers", "a node has taken a stranger for its driver")
+        if hub is not None:
+            if _STRANGER in hub.carrier._admitted:
+                raise Broken("strangers", "a stranger was admitted")
+            joined = {self.kernel.processes[node.hello.pid] for node in hub.nodes.values()}
+            if joined & self.unlike:
+                raise Broken("versions", "a node with other versions has joined")
+
+    def watch(self, driver: carrier.DriverCarrier) -> None:
+        """Raise :class:`Broken` where a driver takes a node for dead that is there, or hears what no node sends."""
+        bury = driver._bury
+
+        def buried(life: bytes, reason: str) -> None:
+            node = driver._nodes[life]
+            if life == _STRANGER:
+                raise Broken("strangers", "a stranger was admitted")
+            if node.hello is None or reason.startswith("it sent what"):
+                raise Broken("lives", f"node {node.rank} is taken for dead: {reason}")
+            host, hello = HOSTS[node.rank], node.hello
+            if reason.startswith("it could not be reached"):
+                gone = host in self.network.down or self.kernel.now < self._cuts.get(host, -1.0) + _MAY_BE_LATE
+            else:
+                others = [each.hello for each in driver._nodes.values() if each is not node and each.hello is not None]
+                gone = hello.address not in self.network.listening or hello.pid in [other.pid for other in others]
+            if not gone:
+                raise Broken("lives", f"node {node.rank} is taken for dead ({reason}), and is there")
+            bury(life, reason)
+
+        driver._bury = buried  # type: ignore[method-assign]
 
     def machine(self, rank: int) -> list[Process]:
         """Return the processes of a machine but the driver."""
@@ -137,8 +196,12 @@ class Fleet:
 
     # ------------------------------------------------------------------------------------------- what happens
 
-    def kill(self, rank: int) -> bool:
-        """Kill a machine's agent; whatever it has started ends with it."""
+    def kill(self, rank: int, *, other_version: bool = False) -> bool:
+        """Kill a machine's agent; whatever it has started ends with it.
+
+        ``other_version``: the program that is started instead has other versions, once.
+        """
+        self.other_version = other_version
         found = [each for each in self.machine(rank) if each.name.startswith(("node", "agent"))]
         for process in found:
             self.kernel.kill(process, signal.SIGKILL)
@@ -163,8 +226,83 @@ class Fleet:
         if host in self.network.down:
             return False
         self.network.down[host] = self.kernel.now
-        self.network.at(seconds, lambda: self.network.down.pop(host))
+
+        def up() -> None:
+            del self.network.down[host]
+            self._cuts[host] = self.kernel.now
+
+        self.network.at(seconds, up)
         return True
+
+    def second(self, rank: int) -> bool:
+        """Start a second program of a rank, on another machine."""
+
+        def program() -> None:
+            agent.serve(site.Site(self.place(rank)), 0)
+
+        self._start(program, f"second {rank}", HOSTS[rank])
+        return True
+
+    def stranger(self, what: str) -> bool:
+        """Have somebody who does not know the job's secret do something on its network."""
+        self._start(
+            {"entry": self._forge, "replay": self._replay, "join": self._intrude, "garbage": self._babble}[what],
+            "stranger",
+            "10.0.0.9",
+        )
+        return True
+
+    def _forge(self) -> None:
+        """Pose as the driver."""
+        made = self.zmq.Context().socket(real_zmq.ROUTER)
+        made.bind("tcp://10.0.0.9:*")
+        port = int(made.getsockopt_string(real_zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self.entries["anyk/driver"] = self._entry("driver", 0, "forged", "10.0.0.9", port, secret=b"guessed")
+        self.kernel.wait(lambda: bool(made.inbox), 10.0)
+        self.deceived = bool(made.inbox)
+
+    def _replay(self) -> None:
+        """Write the driver's entry of a former job with the same secret."""
+        self.entries["anyk/driver"] = self._entry("driver", 0, "former", HOSTS[0], 1, secret=b"secret")
+
+    def _intrude(self) -> None:
+        """Pose as a node."""
+        if nodes._hub is None:
+            return
+        entry = nodes._hub.entry
+        public, secret = self.zmq.curve_keypair()
+        name = f"node/{public.hex()}"
+        self.entries[f"anyk/{name}"] = self._entry(name, 1, _STRANGER.decode(), secret=b"guessed", key=public.decode())
+        made = self.zmq.Context().socket(real_zmq.DEALER)
+        made.curve_serverkey, made.curve_publickey, made.curve_secretkey = entry.key.encode(), public, secret
+        made.setsockopt(real_zmq.IDENTITY, _STRANGER)
+        made.connect(f"tcp://{entry.host}:{entry.port}")
+        made.send(b"hello")
+        self.kernel.wait(lambda: False, 5.0)
+
+    def _babble(self) -> None:
+        """Send garbage to all who listen without encryption."""
+        for address, listener in list(self.network.listening.items()):
+            if not listener.curve_server and address.partition(":")[0] in HOSTS:
+                made = self.zmq.Context().socket(real_zmq.DEALER)
+                made.connect(f"tcp://{address}")
+                for parts in ([b"x"], [b"key", bytes(24)], [b"a"] * 9, [b""]):
+                    made.send_multipart(parts)
+        self.kernel.wait(lambda: False, 1.0)
+
+    def _entry(
+        self,
+        name: str,
+        rank: int,
+        life: str,
+        host: str = "",
+        port: int = 0,
+        *,
+        secret: bytes,
+        key: str = "public key 0",
+    ) -> bytes:
+        entry = site.SiteEntry(rank, key, life, {"anyk": "1"}, self.size, host, port)
+        return site.signed(secret, name, msgspec.json.encode(entry))
 
     def slow(self, rank: int, seconds: float) -> bool:
         """Have a machine's link be slow for some seconds."""
@@ -291,7 +429,7 @@ class _System:
 @contextlib.contextmanager
 def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable[[], None]) -> Iterator[None]:
     """Let the kernel carry out what the cluster ``nodes`` asks of the system while the context lasts."""
-    kernel, zmq = fleet.kernel, fake_zmq.module(fleet.network)
+    kernel, zmq = fleet.kernel, fleet.zmq
 
     def thread(target: Callable[..., None], args: Sequence[Any] = (), daemon: bool = False) -> Any:
         del daemon
@@ -312,7 +450,7 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
     secrets = SimpleNamespace(token_bytes=fleet.unique, token_hex=lambda size: fleet.unique(size).hex())
     os.urandom = fleet.unique
     threading = SimpleNamespace(Thread=thread, Event=lambda: _Event(kernel))
-    versions = lambda: dict(fleet.versions)  # noqa: E731
+    versions = fleet.versions
     system = _System(kernel)
     signals = SimpleNamespace(signal=lambda *_: None, SIGINT=signal.SIGINT, SIG_IGN=signal.SIG_IGN)
     subprocess = SimpleNamespace(
@@ -322,6 +460,11 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
     )
     ends = SimpleNamespace(register=lambda end: None, unregister=lambda end: None)
     say = fleet.said.append
+    finalizers: list[Any] = []
+
+    def finalize(*arguments: Any) -> None:
+        finalizers.append(weakref.finalize(*arguments))
+
     replaced: list[tuple[Any, dict[str, Any]]] = [
         (carrier, {"zmq": zmq, "os": os, "time": time, "secrets": secrets, "versions": versions,
                    "encode": lambda key: key, "traceback": SimpleNamespace(print_exc=crashed),
@@ -337,6 +480,8 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
         (vectors, {"time": time}),
         (door, {"say": say}),
         (wire, {"PIECE": fleet.pieces}),
+        (slices, {"PIECE": fleet.pieces}),
+        (holders, {"weakref": SimpleNamespace(finalize=finalize)}),
         (carrier.Carrier, {"start": start, "join": join, "is_alive": lambda own: not threads[own].ended}),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -348,5 +493,9 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
         for module, names in replaced:
             for name, value in names.items():
                 stack.enter_context(mock.patch.object(module, name, value))
-        yield
-        nodes._hub = None
+        try:
+            yield
+        finally:
+            nodes._hub = None
+            for each in finalizers:  # of messages of drivers that were killed: they would keep all that these refer to
+                each.detach()

@@ -30,7 +30,7 @@ from anyk.testing import Squares
 from strategy_schedules import built
 
 from . import auditors
-from .auditors import Broken
+from .broken import Broken
 from .choices import Deviations
 from .disk import Disk, Image
 from .fake_mpi import Program

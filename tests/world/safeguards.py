@@ -14,6 +14,7 @@ from unittest import mock
 
 from anyk.base import regular_files
 from anyk.clusters import store
+from anyk.clusters.nodes import agent, arrivals, carrier, holders, nodes, session, site, wire
 from anyk.clusters.processes import memory, processes, shared_store
 from anyk.clusters.remote import networked, remote
 from anyk.runs import saving
@@ -46,6 +47,7 @@ class Safeguard(NamedTuple):
     """A safeguard: its ``edits`` remove it; ``strategies``: those of which one must be run for it to matter.
 
     ``most``: the most deviations of each stream; with many, a first failure may be a race that needs all their delays.
+    ``first``: the first seed to try, near one that fails. ``slices``: whether nodes hold slices of the model.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Safeguard(NamedTuple):
     families: tuple[str, ...] = ()
     cluster: str = "processes"
     most: int = 80
+    first: int = 0
+    slices: bool = False
 
     @contextlib.contextmanager
     def removed(self) -> Iterator[None]:
@@ -227,6 +231,153 @@ SAFEGUARDS = (
         ("messages",),
         ("diloco:tau=2",),
         ("kill worker",),
+    ),
+)
+
+_ANY = ("frc:load=2", "k-sync:k=3", "async", "uncoded")
+
+ON_NODES = (
+    Safeguard(
+        "checking digests before anything is used",
+        (Edit(wire, wire.Reads, "arrived", "_digest(data) == read.digests[piece]", "True"),),
+        ("crash", "messages", "models", "progress"),
+        _ANY,
+        ("changed bytes",),
+        cluster="nodes",
+    ),
+    Safeguard(
+        "unpickling data only once all of it is there",
+        (Edit(agent, agent.Agent, "_look", "run is None or run.data_left", "run is None"),),
+        ("crash", "progress"),
+        _ANY,
+        cluster="nodes",
+    ),
+    Safeguard(
+        "taking each message once and in order",
+        (Edit(session, session.Session, "take", "frame.number != self._taken + 1", "not frame.number"),),
+        ("crash", "progress", "messages", "lives"),
+        _ANY,
+        ("link reset",),
+        cluster="nodes",
+        first=8,
+    ),
+    Safeguard(
+        "sending again what was not acknowledged",
+        (Edit(session, session.Session, "_send_again", "if self._kept and", "if False and"),),
+        ("progress",),
+        _ANY,
+        ("link reset",),
+        cluster="nodes",
+    ),
+    Safeguard(
+        "freeing messages only once they are read",
+        (Edit(arrivals, arrivals.Arrivals, "announce", "name = (", "message.free()\n    name = ("),),
+        ("progress", "messages", "crash"),
+        _ANY,
+        cluster="nodes",
+    ),
+    Safeguard(
+        "keeping a message whose slices are in use",
+        (Edit(holders, holders.Holders, "entered", '"""Do nothing', 'message.free()\n    """Do nothing'),),
+        ("progress", "messages", "models", "crash"),
+        ("frc:load=2", "k-sync:k=3", "uncoded"),
+        cluster="nodes",
+        first=8,
+        slices=True,
+    ),
+    Safeguard(
+        "ending a run whose slice was lost with a node",
+        (
+            Edit(
+                nodes,
+                nodes.Nodes,
+                "_lose_node",
+                "self._holders is not None and node.rank in self._holders.slices and node.run == self.run",
+                "False",
+            ),
+        ),
+        ("progress", "messages", "models", "crash"),
+        ("frc:load=2", "k-sync:k=3", "uncoded"),
+        ("kill node",),
+        cluster="nodes",
+        first=8,
+        slices=True,
+    ),
+    Safeguard(
+        "signing the entries of the store",
+        (Edit(site, site, "unsigned", "if not hmac.compare_digest(signed(secret, name, value), data):", "if False:"),),
+        ("strangers",),
+        _ANY,
+        ("stranger", "kill node"),
+        cluster="nodes",
+    ),
+    Safeguard(
+        "writing the driver's entry again",
+        (Edit(nodes, nodes.Hub, "_keep_entry", "not self.site.has(self.entry)", "False"),),
+        ("progress", "crash"),
+        _ANY,
+        ("stranger", "kill node"),
+        cluster="nodes",
+        first=7,
+    ),
+    Safeguard(
+        "comparing versions before anything else",
+        (
+            Edit(agent, agent, "serve", 'difference(f"node {rank}", versions(), driver.versions)', '""'),
+            Edit(
+                carrier,
+                carrier.DriverCarrier,
+                "_on_key",
+                'difference(f"node {entry.rank}", entry.versions, versions())',
+                '""',
+            ),
+        ),
+        ("versions",),
+        _ANY,
+        ("other version",),
+        cluster="nodes",
+    ),
+    Safeguard(
+        "starting a new life of a rank afresh",
+        (Edit(nodes, nodes.Hub, "_lose", "self.open.node_died(node, reason)", "pass"),),
+        ("progress", "messages", "crash"),
+        _ANY,
+        ("kill node",),
+        cluster="nodes",
+    ),
+    Safeguard(
+        "starting no worker twice when its node is back",
+        (Edit(nodes, nodes.Nodes, "node_joined", "(worker, handle.incarnation) in dead", "False"),),
+        ("progress", "messages", "crash"),
+        _ANY,
+        ("kill node",),
+        cluster="nodes",
+        first=59,
+    ),
+    Safeguard(
+        "telling a life that it was taken for dead",
+        (Edit(carrier, carrier.DriverCarrier, "_on_frame", "if life in self._over:", "if False:"),),
+        ("progress", "crash", "lives"),
+        _ANY,
+        ("link down",),
+        cluster="nodes",
+        first=26,
+    ),
+    Safeguard(
+        "telling a stopped machine from a dead one",
+        (Edit(session, session.NodeWatch, "answered", 'answer == "refused"', 'answer != "none"'),),
+        ("lives",),
+        _ANY,
+        ("stop node",),
+        cluster="nodes",
+    ),
+    Safeguard(
+        "one program for each rank",
+        (Edit(carrier, carrier.DriverCarrier, "_judge", 'answer == "accepted"', "False"),),
+        ("lives",),
+        _ANY,
+        ("second node",),
+        cluster="nodes",
     ),
 )
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from .auditors import Broken
+from .broken import Broken
 from .choices import Deviations
 from .folder import FolderWorld
 from .kernel import Deadlock, Endless

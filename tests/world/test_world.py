@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from world.folder import FolderWorld
-from world.safeguards import IN_FOLDERS, SAFEGUARDS, Safeguard
+from world.safeguards import IN_FOLDERS, ON_NODES, SAFEGUARDS, Safeguard
 from world.search import ENDED, STATES, Failure, attempt, search, shrink
-from world.world import ENDINGS, FAMILIES, OF_NODES, SYSTEM, Options, World, in_folder, on_mpi, on_nodes
+from world.world import ENDINGS, FAMILIES, LONGEST, OF_NODES, SYSTEM, Options, World, in_folder, on_mpi, on_nodes
 
 pytestmark = pytest.mark.in_process
 
@@ -33,7 +33,7 @@ def test_nothing_breaks_on_mpi() -> None:
 
 def test_nothing_breaks_on_nodes() -> None:
     """Also when agents are killed or stopped, links are down or slow, or bytes are changed on their way."""
-    failure, happened = search(range(40), on_nodes)
+    failure, happened = search(range(25), on_nodes)
     assert failure is None, str(shrink(failure))
     assert {name for name in OF_NODES if not happened[name]} == set()
 
@@ -72,6 +72,7 @@ def focused(safeguard: Safeguard, seed: int) -> Options:
     families = {*options.families, *safeguard.families} - set(SYSTEM if safeguard.cluster == "ray" else ())
     rate = max(options.rate, 0.01) if safeguard.families else options.rate
     settings = {"cluster": safeguard.cluster, "strategy": strategy, "families": tuple(sorted(families))}
+    settings["slices"] = safeguard.slices
     return replace(options, rate=rate, most=min(options.most, safeguard.most), **settings)
 
 
@@ -87,7 +88,8 @@ def in_a_folder(safeguard: Safeguard, seed: int) -> Options:
 
 def noticed(safeguard: Safeguard, seeds: int, options: Callable[[Safeguard, int], Options]) -> Failure:
     """The first failure without a safeguard, which an auditor must notice that is meant to."""
-    failure, _ = search(range(seeds), lambda seed: options(safeguard, seed))
+    first = safeguard.first
+    failure, _ = search(range(first, first + seeds), lambda seed: options(safeguard, seed))
     assert failure is not None
     assert failure.auditor in safeguard.auditors, str(failure)
     return failure
@@ -97,6 +99,15 @@ def noticed(safeguard: Safeguard, seeds: int, options: Callable[[Safeguard, int]
 def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) -> None:
     with safeguard.removed():
         failure = noticed(safeguard, 300, in_a_folder)
+    assert not isinstance(attempt(failure.seed, failure.options), Failure)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("safeguard", ON_NODES, ids=lambda safeguard: safeguard.name)
+def test_the_removal_of_a_safeguard_of_nodes_is_noticed(safeguard: Safeguard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LONGEST, "nodes", 60_000)  # so that a run that never ends is found soon
+    with safeguard.removed():
+        failure = noticed(safeguard, 1000, focused)
     assert not isinstance(attempt(failure.seed, failure.options), Failure)
 
 

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 import anyk
+from anyk.base import keyed
 from anyk.clusters import Cluster, Mpi, Nodes, Ray
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes import nodes
@@ -28,6 +29,7 @@ from anyk.testing import Squares
 from strategy_schedules import built
 
 from . import auditors, system
+from .broken import Broken
 from .choices import Choices, Deviations
 from .fake_mpi import Program
 from .fleet import Fleet
@@ -47,13 +49,20 @@ FAMILIES = (
     "stop driver", "kill driver", "checkpoint", "question", "lose worker", "freeze worker", "half open", "clock jump",
     "interrupt", "drain",
 )  # fmt: skip
-OF_NODES = ("kill node", "stop node", "link down", "link slow", "link reset", "changed bytes")
+OF_NODES = (
+    "kill node", "stop node", "link down", "link slow", "link reset", "changed bytes", "stranger", "other version",
+    "second node",
+)  # fmt: skip
 ENDINGS = ("kill driver", "power loss", "interrupt")  # faults that end the driver
 NOT_MPI = ("kill helper", "stop helper", "no fork", "no memory", "half open", "lose worker", "drain")
 SYSTEM = ("kill helper", "stop helper", "no fork", "no memory", "half open")  # only of the processes cluster
 TOLERANT = (  # strategies that make progress although one worker never answers, and does not end
     "frc:load=2", "cyclic:stragglers=1", "k-sync:k=3", "async", "k-async:k=2", "k-batch-async:k=3",
     "uncoded:wait=3,cancel=discard", "frc:load=2,cancel=discard", "anytime:deadline=0.02,parts=2", "fedbuff:tau=2,k=3",
+)  # fmt: skip
+SLICED = (  # strategies whose vectors may lie in slices
+    "uncoded", "frc:load=2", "k-sync:k=3", "async", "k-async:k=2", "uncoded:wait=3,cancel=discard",
+    "frc:load=2,cancel=discard", "uncoded:wait=3,snapshot=3", "frc:load=2,check=1", "uncoded:models=2",
 )  # fmt: skip
 _OURS = ("helper", "worker")
 _FAULTS = 6  # the most faults of a run
@@ -63,7 +72,9 @@ _STOPS = (0.003, 0.05, 1.0, 5.0)  # seconds that a stopped process stands still
 _JUMPS = (0.05, 5.0, 200.0)  # seconds by which the clock jumps, as after a machine has slept
 _RARER = 5  # how many times as rare as reversed replies it is that the driver waits for one reply more
 _AWAY = 2.0  # seconds that a drained worker stays away
+LONGEST = {"processes": 40_000, "ray": 40_000, "mpi": 40_000, "nodes": 100_000, "folder": 200_000}  # calls of a run
 _OUT = (2.0, 8.0, 45.0)  # seconds that a machine is stopped, or its link down
+_SLICE = 24  # bytes of a slice, and so of a piece
 _PIECES = (1 << 20, 256, 24)  # bytes of a piece in which vectors are read
 _SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
 # the ways in which a run may fail, and the faults of which at least one must have occurred
@@ -78,6 +89,9 @@ _EXPLAINED = {
     "cannot be taken under": ("lose worker", "crash", "nan", "wrong numbers", "changed bytes"),
     "most replies": ("nan", "changed bytes"),
     "does not match the driver's digests": ("changed bytes",),
+    "with its slice of the model": ("kill node", "link down", "other version", "no memory"),
+    "a node was lost with a vector": ("kill node", "link down", "other version", "no memory"),
+    "could not read a vector": ("changed bytes",),
     "have not joined within": ("kill node", "clock jump"),
     "cannot be decided": ("wrong numbers",),  # which of two replicas was wrong
 }
@@ -111,6 +125,7 @@ class Options:
     reversal: float  # probability that two replies that have arrived together are taken in the other order
     buffers: int  # reply buffers of a worker
     folder: FolderOptions | None = None
+    slices: bool = False  # whether nodes hold slices of models
 
     @classmethod
     def draw(cls, seed: int) -> Options:
@@ -152,6 +167,8 @@ def on_nodes(seed: int) -> Options:
     families = draw.sample(OF_NODES, draw.choice((0, 1, 1, 2))) + others
     if "wrong numbers" in others:  # they are found if a second message of the same sum arrives
         families = [family for family in families if family != "changed bytes"]
+    if draw.random() < 0.3:
+        options = replace(options, strategy=draw.choice(SLICED), slices=True)
     return replace(options, cluster="nodes", families=tuple(sorted(families)))
 
 
@@ -196,7 +213,7 @@ class World:
             self.choices,
             preemption=options.preemption,
             capacity=options.capacity,
-            longest=40_000 if options.folder is None and options.cluster != "nodes" else 200_000,
+            longest=LONGEST["folder" if options.folder is not None else options.cluster],
         )
         self.happened = Counter[str]()
         self._faults_left = _FAULTS
@@ -204,7 +221,7 @@ class World:
         lasting, pieces = draw.random() < 0.5, draw.choice(_PIECES)
         self.machines: Fleet | None = None
         if options.cluster == "nodes":
-            self.machines = Fleet(kernel, lasting=lasting, pieces=pieces)
+            self.machines = Fleet(kernel, lasting=lasting, pieces=_SLICE if options.slices else pieces)
         self._menu = self._faults()
         self._saved: tuple[str, dict[str, Any], dict[int, Any]] | None = None
         self._history: dict[tuple[str, int], Any] = {}
@@ -265,7 +282,7 @@ class World:
                     menu += [(family, lambda i=i: self._drain(i)) for i in workers]
                 case "checkpoint":
                     menu.append((family, self._request_checkpoint))
-                case "kill node" | "stop node" | "link down" | "link slow" | "link reset" | "changed bytes":
+                case _ if family in OF_NODES:
                     menu += self._of_nodes(family)
                 case "no fork" | "no memory":
                     menu.append((family, lambda family=family: self._deny(family)))
@@ -288,6 +305,13 @@ class World:
                 return [(family, lambda i=i: machines.slow(i, _OUT[0])) for i in ranks]
             case "link reset":
                 return [(family, lambda i=i: machines.reset(i)) for i in ranks[1:]]
+            case "stranger":
+                kinds = ("entry", "replay", "join", "garbage")
+                return [(family, lambda kind=kind: machines.stranger(kind)) for kind in kinds]
+            case "other version":
+                return [(family, lambda i=i: machines.kill(i, other_version=True)) for i in ranks[1:]]
+            case "second node":
+                return [(family, lambda i=i: machines.second(i)) for i in ranks[1:]]
             case _:
                 return [(family, lambda c=c: self._deny(family, c)) for c in (1, 3)]
 
@@ -423,6 +447,7 @@ class World:
             mock.patch.object(Messages, "partial_gradient", computed),
             mock.patch.object(processes, "_BUFFERS", self.options.buffers),
             mock.patch.object(nodes, "_BUFFERS", self.options.buffers),
+            mock.patch.object(keyed, "PART", _SLICE // 8 if self.options.slices else keyed.PART),
         ):
             if self.machines is not None:
                 self.machines.network.spoils = lambda: self._denies("changed bytes")
@@ -449,7 +474,7 @@ class World:
         assert self._driver is not None
         steps = self._driver.step
         if self.explained is None and steps < self.options.steps:
-            raise auditors.Broken("progress", f"{steps} of {self.options.steps} steps, and no reason")
+            raise Broken("progress", f"{steps} of {self.options.steps} steps, and no reason")
         return Outcome(steps, kernel.calls, self.explained, self.choices.deviations, self.happened, kernel.trace)
 
     def _prepare(self) -> None:
@@ -473,8 +498,9 @@ class World:
         self._history = {key: w for key, w in self._history.items() if key[1] <= saved.get(key[0], -1)}
         strategy = built(options.strategy, options.workers)
         make = {"processes": Processes, "ray": Ray, "mpi": Mpi, "nodes": Nodes}[options.cluster]
+        settings: dict[str, Any] = {"slices": "nodes"} if options.slices else {}
         try:
-            cluster: Cluster = make(options.workers, seed=self.seed)
+            cluster: Cluster = make(options.workers, seed=self.seed, **settings)
         except KeyboardInterrupt:  # nodes are joined here
             self.happened["interrupted at once"] += 1
             kernel.exit(130)
@@ -486,6 +512,8 @@ class World:
             steps=options.steps,
             on_event=self._on_event,
         )
+        if self.machines is not None:
+            self.machines.watch(nodes._hub.carrier)
         altered = "wrong numbers" in options.families
         self._auditors = auditors.Auditors(driver, kernel, self._history, altered=altered)
         self._reverse(cluster)
@@ -550,7 +578,7 @@ class World:
         if self.options.cluster == "mpi" and "lose worker" in causes:
             causes.add("kill worker")  # a rank that has died is not replaced
         if not any(self.happened[fault] for fault in causes):
-            raise auditors.Broken("progress", f"the run failed: {error}") from error
+            raise Broken("progress", f"the run failed: {error}") from error
         self.explained = str(error)
         if self._driver is not None:
             self._happens(self._driver.cluster, self._driver)
@@ -559,6 +587,8 @@ class World:
         self._busy = True  # auditors are not disturbed
         try:
             self._auditors.on_event(driver)
+            if self.machines is not None:
+                self.machines.check()
         finally:
             self._busy = False
         if self._ask:
@@ -608,9 +638,7 @@ class World:
                 with contextlib.suppress(LossUnknown):
                     value = question.result() / len(problem.centres)
                     if not np.isclose(value, problem.loss(question.model), rtol=1e-9):
-                        raise auditors.Broken(
-                            "losses", f"workers answer {value} instead of {problem.loss(question.model)}"
-                        )
+                        raise Broken("losses", f"workers answer {value} instead of {problem.loss(question.model)}")
                     self.happened["answered"] += 1
 
     def _happens(self, cluster: Cluster, driver: Driver) -> None:

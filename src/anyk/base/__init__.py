@@ -17,10 +17,12 @@ from anyk.base.checks import (
 )
 from anyk.base.errors import (
     RAISED,
+    SUPERVISED,
     BadInput,
     MissingPackage,
     NotDecodable,
     RunFailed,
+    StateLost,
     UnknownName,
     as_bad_input,
     describe_error,
@@ -61,6 +63,8 @@ __all__ = [
     "PositiveShare",
     "Registry",
     "RunFailed",
+    "StateLost",
+    "SUPERVISED",
     "Spec",
     "UnknownName",
     "Vector",

@@ -53,6 +53,18 @@ class RunFailed(RuntimeError):
     """
 
 
+SUPERVISED = "ANYK_SUPERVISED"  # set for a process that is started again when it ends by accident
+
+
+class StateLost(RunFailed):
+    """A machine was lost that held a part of a run's model.
+
+    The run can be resumed from its last checkpoint, which ``--supervise`` does; the command line exits with code 75.
+    """
+
+    exit_code = 75  # by sysexits.h: a temporary failure
+
+
 class MissingPackage(BadInput):
     """An optional package is missing; the sentence gives the line that installs it.
 

@@ -16,7 +16,9 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from difflib import SequenceMatcher, get_close_matches
 from functools import partial
+from importlib import import_module
 from itertools import accumulate, islice, pairwise
 from keyword import iskeyword
 from pathlib import Path
@@ -378,9 +380,23 @@ class Registry(Generic[T]):
         """Return the entry of a name; raise :class:`~anyk.base.errors.UnknownName` with the nearest registered one."""
         if name in self:
             return self.entries[name]
-        names = [*self.entries, *also]
-        hint = suggest(name, names, f"known: {', '.join(names)}", cutoff=0.5)
+        hint = self._hint(name, [*self.entries, *also])
         raise UnknownName(f"{self.kind} '{name}'", "; ".join([hint, *installed.failures()]))
+
+    def _hint(self, name: str, names: Sequence[str]) -> str:
+        """Return what helps a user who gave a name that is not among ``names``.
+
+        A name of another kind is said to be one; a name that resembles one of another kind more gets no suggestion.
+        """
+        known = f"known: {', '.join(names)}"
+        others = _names_of_other_kinds(self)
+        if name in others:
+            kind = others[name]
+            return f"it is {'an' if kind[0] in 'aeio' else 'a'} {kind}; {known}"
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        if not near or get_close_matches(name, others, n=1, cutoff=min(1.0, _likeness(name, near[0]) + 1e-9)):
+            return known
+        return f"did you mean '{near[0]}'?"
 
     def build(self, spec: str, **supplied: Any) -> T:
         """Build the object of a spec; ``supplied``: the parameters that the caller adds."""
@@ -411,6 +427,38 @@ class Registry(Generic[T]):
             if parameter.default is inspect.Parameter.empty and key not in arguments:
                 raise BadInput(f"{self.kind} '{name}' needs {key.rstrip('_')}=…, as in {entry.usage()}")
         return entry.build(**arguments, **supplied)
+
+
+# the registries whose names may be confused, by module and attribute; imported only to tell what an unknown name is
+_CONFUSED = (
+    ("anyk.strategies", "registry"),
+    ("anyk.codes", "registry"),
+    ("anyk.clusters", "registry"),
+    ("anyk.delays", "registry"),
+    ("anyk.optimizers", "registry"),
+    ("anyk.optimizers", "schedules"),
+    ("anyk.compression", "registry"),
+    ("anyk.graphs", "registry"),
+    ("anyk.callbacks", "registry"),
+    ("anyk.problems", "sources"),
+    ("anyk.problems", "models"),
+)
+
+
+def _names_of_other_kinds(asked: Registry[Any]) -> dict[str, str]:
+    """Return the names of other registries than the one that was asked, and of what kind each is."""
+    names: dict[str, str] = {}
+    for module, attribute in _CONFUSED:
+        registry: Registry[Any] = getattr(import_module(module), attribute)
+        kind = "strategy" if registry.kind == "code" else registry.kind  # the spec of a code is a strategy, too
+        if registry is not asked:
+            names = dict.fromkeys(registry.entries, kind) | names
+    return names
+
+
+def _likeness(name: str, other: str) -> float:
+    """Return how much two names resemble each other, from 0 to 1, as :func:`difflib.get_close_matches` does."""
+    return SequenceMatcher(None, other, name).ratio()
 
 
 def _enclosed(key: str, value: str) -> str:

@@ -30,7 +30,7 @@ class ChaosOptions(ProblemOptions):
     """The options of ``chaos``."""
 
     strategy: str = option(default="frc:load=2", metavar="SPEC", help="Strategy; see 'anyk list strategies'.")
-    cluster: str = option(default="processes", metavar="SPEC", help="processes or ray.")
+    cluster: str = option(default="processes", metavar="SPEC", help="processes, ray or nodes.")
     workers: Workers = option(
         default="6", metavar="N|RANGE", callback=read_workers, help="Number of workers, n, or a range such as 3..6."
     )
@@ -42,6 +42,8 @@ class ChaosOptions(ProblemOptions):
     slow: str = option(default="", show_default=False, metavar="FACTOR", help="Slow one worker by a factor, as 3x.")
     corrupt: str = _rate("Alter numbers of a message at this rate; needs a strategy that compares all, such as draco")
     nan: str = _rate("Have a worker send a message that is not a number at this rate")
+    node_kill: str = _rate("Kill a node at this rate, and start it again; needs --cluster nodes")
+    node_stop: str = _rate("Stop a node for up to 8 seconds at this rate; needs --cluster nodes")
     driver: str = _rate("Kill the process that trains at this rate, and resume the run")
     disk_full: bool = option(is_flag=True, help="Once, let nothing more be written to files; then resume the run.")
     seconds: float = option(

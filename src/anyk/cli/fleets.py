@@ -139,7 +139,7 @@ class _Fleet:
     workers: Workers | None = option(
         metavar="N|RANGE",
         callback=read_workers,
-        help="Number of workers, where SOURCE is a delay law, or a range that the strategy must follow, such as 4..16.",
+        help="Number of workers if SOURCE is a delay model, or a range that the strategy must follow, such as 4..16.",
     )
     partitions: int | None = option(type=int, help="Number of partitions of the data for any number of workers.")
     steps: int | None = option(
@@ -147,7 +147,7 @@ class _Fleet:
     )
     max_load: float | None = option(
         type=float,
-        help="Largest share of the data that a worker may compute; default: no limit, but a quarter for a delay law "
+        help="Largest share of the data that a worker may compute; default: no limit, but a quarter for a delay model "
         "without --slope.",
     )
     memory: float = option(default=1.0, help="Largest share of the data that a worker may hold.")
@@ -220,7 +220,7 @@ _PASSED += (
 def plan(source: str, options: PlanOptions) -> None:
     """Recommend a strategy for a measured fleet, with the time that it saves and how sure that is.
 
-    SOURCE is a source of `anyk record`, a record that it made, or a delay law (then with --workers). Strategies whose
+    SOURCE is a source of `anyk record`, a record that it made, or a delay model (then with --workers). Strategies whose
     steps are the exact sum compete by their seconds, or with --target all strategies by their seconds to the target; a
     change is advised only where the 90 % prediction interval of the gain does not reach below 3 %.
 

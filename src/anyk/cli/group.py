@@ -15,6 +15,7 @@ from anyk.base import (
     RAISED,
     BadInput,
     RunFailed,
+    StateLost,
     describe_error,
     entry_points,
     load_entry_point,
@@ -175,7 +176,7 @@ class _Group(Listing):
             ctx.exit(2)
         except RunFailed as error:
             warn(str(error))
-            ctx.exit(1)
+            ctx.exit(error.exit_code if isinstance(error, StateLost) else 1)
         except KeyboardInterrupt:
             click.echo(_INTERRUPTED, err=True)
             ctx.exit(130)

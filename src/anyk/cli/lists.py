@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
-from anyk.base import BadInput, ByName, suggest, values_of
+from anyk.base import BadInput, ByName, RunFailed, suggest, values_of
 from anyk.cli.code_commands import survey_codes
+from anyk.cli.fields import is_given
 from anyk.cli.group import main
 from anyk.cli.kinds import KINDS
 from anyk.cli.options import PLUGINS, join_cluster, json_option, picture_option, plugin_option, workers_option
 from anyk.cli.output import json_to_output, say_result, text_width, write_json
+from anyk.cli.scaling import compute_option, dtype_option, model_option
 
 
 @main.command("list")
@@ -117,7 +121,6 @@ def check(spec: str, workers: int, schedules: int, seed: int, steps: int, outage
     deadlock, nothing may count twice, the ledger must balance, and the decisions of the copies must agree. The first
     failing schedule is shortened, and printed with the command that repeats it.
     """
-    from anyk.base import RunFailed
     from anyk.strategies import strategy
     from anyk.testing import check_strategy
 
@@ -137,17 +140,44 @@ def check(spec: str, workers: int, schedules: int, seed: int, steps: int, outage
 
 @main.group()
 def cluster() -> None:
-    """Measure a cluster. 'anyk list clusters' lists the kinds."""
+    """Measure a cluster, or the machines of a job. 'anyk list clusters' lists the kinds."""
 
 
 @cluster.command("check")
-@click.argument("spec", callback=lambda _, __, spec: join_cluster(spec))
+@click.argument("spec", required=False, callback=lambda _, __, spec: spec and join_cluster(spec))
 @workers_option(8)
 @click.option("--steps", default=20, help="Number of measurements of each.")
+@click.option(
+    "--strategy",
+    metavar="SPEC",
+    help="Of machines: the strategy to predict; default: frc:load=2, or cyclic:stragglers=1 if their number is odd.",
+)
+@model_option(default="1e7", show_default=True)
+@dtype_option
+@compute_option
+@click.option("--address", default="", help="Of machines: this one's address, if MASTER_ADDR does not lead to it.")
+@click.option("--port", default=0, metavar="PORT", help="Of machines: as in nodes:port=; 0: any ports that are free.")
 @json_option
 @plugin_option
-def check_cluster(spec: str, workers: int, steps: int) -> None:
-    """Start a cluster and measure it: latency, bandwidth, and a step at 0.1, 2 and 50 MB beside its floor."""
+def check_cluster(spec: str | None, workers: int, steps: int, address: str, port: int, **step: Any) -> None:
+    """Measure a cluster or, without SPEC, the machines of a job before its first run.
+
+    With a SPEC, a cluster is started: latency, bandwidth, and a step at 0.1, 2 and 50 MB beside its floor. Without, all
+    machines on which torchrun, srun or ssh has started this command read a few megabytes from each other: their
+    versions, addresses, ports and devices, MB/s and round trips of all pairs, and what a step of your model would take
+    as a star, in slices, and as an all-reduce.
+
+    \b
+    anyk cluster check processes --workers 8
+    torchrun --nnodes 4 --node-rank $I --master-addr FIRST --no-python anyk cluster check --model 1e8
+    """
+    if spec is None:
+        _check_machines(address, port, **step)
+        return
+    for name in ("strategy", "parameters", "dtype", "compute", "address", "port"):
+        if is_given(name):
+            option = {"parameters": "model"}.get(name, name)
+            raise BadInput(f"--{option} is for the machines of a job, which are measured without a SPEC")
     from anyk.clusters import cluster as build
     from anyk.runs.api import cluster_speed
     from anyk.views import speed_table
@@ -164,6 +194,39 @@ def check_cluster(spec: str, workers: int, steps: int) -> None:
     )
     rows = [of_size._asdict() | {"bandwidth": speed.bandwidth(of_size)} for of_size in speed.speeds]
     write_json(speed._asdict() | {"speeds": rows})
+
+
+def _check_machines(address: str, port: int, **step: Any) -> None:
+    """Survey the machines of a job; only rank 0 prints."""
+    if not {"RANK", "SLURM_PROCID"} & os.environ.keys():
+        raise BadInput(
+            "'anyk cluster check' needs a SPEC such as processes, or to be started on each machine of a job by "
+            "torchrun, srun or ssh (RANK=0 WORLD_SIZE=4 MASTER_ADDR=FIRST MASTER_PORT=29500 anyk cluster check)"
+        )
+    for name in ("workers", "steps"):
+        if is_given(name):
+            raise BadInput(f"--{name} is for a cluster that is started, with a SPEC such as processes")
+    from anyk.clusters import nodes_of_job, survey_nodes
+    from anyk.fleet import Network, scale
+    from anyk.views import machines_table, pairs_table, step_lines, survey_lines
+
+    counts = (nodes_of_job(),)
+    step["strategy"] = step["strategy"] or ("cyclic:stragglers=1" if counts[0] % 2 else "frc:load=2")
+    scale(network=Network(1e9), nodes=counts, **step)  # refuses what cannot be predicted on all ranks, before they meet
+    survey = survey_nodes(address=address, port=port)
+    if survey is None:
+        return
+    say_result(machines_table(survey), *survey_lines(survey), "", *pairs_table(survey))
+    report = survey.report()
+    if survey.bandwidth is not None:
+        network = Network(survey.bandwidth, (survey.round_trip or 0.0) / 2)
+        slow = max(survey.slow.values(), default=1.0)
+        prediction = scale(network=network, nodes=counts, slow=slow, **step)
+        say_result("", *step_lines(survey, prediction))
+        report["step"] = prediction.report()
+    write_json(report)
+    if survey.unreachable or survey.differences:
+        raise RunFailed("these machines cannot train together yet: see above")
 
 
 @main.group()

@@ -35,6 +35,7 @@ from anyk.cli.output import (
     exit_interrupted,
     people,
 )
+from anyk.cli.supervising import supervises
 from anyk.protocol import Workers, slot_names
 from anyk.tables import reading
 
@@ -124,7 +125,7 @@ def join_cluster(spec: str) -> str:
         from anyk.clusters import join
 
         join()
-    elif spec.partition(":")[0] == "nodes":
+    elif spec.partition(":")[0] == "nodes" and not supervises():
         from anyk.base import parse_spec
         from anyk.clusters import join_nodes
 
@@ -149,7 +150,7 @@ plugin_option = click.option(
     callback=_load_plugins,
     is_eager=True,
     expose_value=False,
-    help="Python file that registers codes, strategies, delay laws, clusters or data sets; may be repeated.",
+    help="Python file that registers codes, strategies, clusters or other things of 'anyk list'; may be repeated.",
 )
 
 

@@ -122,16 +122,18 @@ def export(run: str, kind: str, out: str | None) -> None:
     """
     from anyk.base import parse_spec
     from anyk.runs import Run
-    from anyk.views import exporters
+    from anyk.views import build_exporter, exporters
 
-    exporter = exporters.build(kind)
+    exporter = build_exporter(kind)
     with Run.open(run) as opened:
         path = out or f"{Path(run).resolve().name}{exporter.ending}"
         if not exporter.folder:
             check_file(path, "export")
-        built_in = exporters.entry(parse_spec(kind)[0]).own
-        with contextlib.nullcontext() if built_in else explaining(f"the exporter '{kind}' failed"):
-            line = exporter.save(opened, Path(path))
+        own = exporters.entry(parse_spec(kind)[0]).own
+        with contextlib.nullcontext() if own else explaining(f"the exporter '{kind}' failed"):
+            line: object = exporter.save(opened, Path(path))
+    if not isinstance(line, str):
+        raise BadInput(f"the exporter '{kind}' wrote '{path}', but save() returned {line!r} instead of a line about it")
     say(line)
 
 

@@ -14,26 +14,33 @@ from types import FrameType
 
 import click
 
+from anyk.base import SUPERVISED, StateLost
 from anyk.cli.output import warn
 from anyk.runs.api import CHECKPOINT_FILE, is_locked
 
-_SUPERVISED = "ANYK_SUPERVISED"  # set for the process that trains, which must not supervise another
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _IN_VAIN = 4  # deaths without a new checkpoint after which the run is not resumed again
 _LONGEST, _LOOKS = 300.0, 0.2  # seconds to wait for processes that were left behind, and between two looks
+_KILLED = range(-64, 0)  # exit codes of processes that a signal has ended
 _PAUSE = 1.0  # seconds before the run is resumed, so that a machine without memory gets some back
 
 
 def supervised() -> bool:
     """Return whether this process is the one that a supervisor has started."""
-    return _SUPERVISED in os.environ
+    return SUPERVISED in os.environ
+
+
+def supervises() -> bool:
+    """Return whether this process is one that only starts another, which trains."""
+    return "--supervise" in sys.argv and not supervised()
 
 
 def supervise(resume: click.Command, folder: Path) -> int:
     """Train in a separate process as this command line specifies, until it ends by itself; return its exit code.
 
-    A process that is killed by a signal (also for want of memory) is resumed from its last checkpoint. Bad input and
-    runs that fail or diverge are final. An interrupt of this process is forwarded, and ends both.
+    A process that is killed by a signal (also for want of memory), or that lost a machine with a part of the model, is
+    resumed from its last checkpoint. Bad input and runs that fail or diverge are final. An interrupt of this process is
+    forwarded, and ends both.
     """
     train = [argument for argument in sys.argv[1:] if argument != "--supervise"]
     command = [*train, "--out", str(folder)]
@@ -42,20 +49,20 @@ def supervise(resume: click.Command, folder: Path) -> int:
     with _Forwarding() as forwarding:
         while not forwarding.interrupted:
             process = subprocess.Popen(
-                [sys.executable, "-m", "anyk", *command], env=os.environ | {_SUPERVISED: "1"}, process_group=0
+                [sys.executable, "-m", "anyk", *command], env=os.environ | {SUPERVISED: "1"}, process_group=0
             )
             code = forwarding.wait(process)
-            if code >= 0 or forwarding.interrupted:
+            if code not in (StateLost.exit_code, *_KILLED) or forwarding.interrupted:
                 return code if code >= 0 else 128 - code
             reached = _checkpoint(folder)
             in_vain = in_vain + 1 if reached == newest else 0
             newest = reached
-            name = signal.Signals(-code).name
+            ended = f"was killed ({signal.Signals(-code).name})" if code < 0 else "lost a machine"
             if in_vain >= _IN_VAIN:
-                warn(f"the run was killed ({name}) {in_vain} times without a new checkpoint; it is not resumed")
+                warn(f"the run {ended} {in_vain} times without a new checkpoint; it is not resumed")
                 return 1
             command = resume_command if (folder / "run.toml").exists() or (folder / "auto.toml").exists() else command
-            warn(f"the run was killed ({name}); {'resuming' if command is resume_command else 'starting'} it again")
+            warn(f"the run {ended}; {'resuming' if command is resume_command else 'starting'} it again")
             time.sleep(_PAUSE)
             forwarding.wait_for_lock(folder)
     return 130

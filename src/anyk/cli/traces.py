@@ -26,7 +26,7 @@ def trace() -> None:
 @picture_option("Draw a heat map and the distribution.")
 @json_option
 def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None) -> None:
-    """Show a trace: distribution, delay laws that fit it, slow workers, and the length of bursts."""
+    """Show a trace: distribution, delay models that fit it, slow workers, and the length of bursts."""
     from anyk.delays import Trace
     from anyk.views import draw_trace, trace_facts, trace_text
 

@@ -38,6 +38,7 @@ class Cluster(ABC):
     recorded: bool = False  # whether events are read from a log
     name: str = ""
     workers_here: bool = False  # whether workers are processes of this machine and share its memory
+    in_slices: bool = False  # whether models lie in slices elsewhere, and the driver reads them when it is asked to
     passes_time: bool = True  # whether anything takes time; otherwise a limit in seconds is never reached
 
     def __init__(self, options: ClusterOptions) -> None:

@@ -195,7 +195,8 @@ class PartOfStep:
         plan, w = self._plan, self.w[part]
         g = self._source.combine(plan.messages, plan.weights, self._coordinates(part))
         if plan.compensation is not None:
-            g += self._compensation(plan.compensation, part)
+            correction = self._compensation(plan.compensation, part)
+            np.add(g, correction, out=g, where=correction != 0.0)  # adding 0.0 would remove the mark of no gradient
         g /= plan.divisor
         if self._penalties is not None:
             g += w * self._penalties[part]

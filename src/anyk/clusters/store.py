@@ -65,8 +65,6 @@ class VectorStore:
     A message from which tasks start is kept until the last such task has ended.
     """
 
-    in_slices = False  # whether models lie in slices elsewhere, and are read when somebody asks for them
-
     def __init__(self, messages: Messages | None = None) -> None:
         self._messages = messages
         self._models: dict[tuple[str, int], Vector] = {}

@@ -27,7 +27,7 @@ from anyk.runs.folder.drains import describe_shortage
 from anyk.runs.folder.folders import check_plain, empty, is_locked, locked, new_folder
 from anyk.runs.folder.promise import Estimate, RecordOrigin, Today
 from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
-from anyk.runs.limits import LIMIT, STEPS, Limits, check_limits, check_rows
+from anyk.runs.limits import LIMIT, STEPS, Limits, check_limits
 from anyk.runs.live_progress import LiveProgress
 from anyk.runs.log.copies import COPIES, log_state
 from anyk.runs.log.delay_trace import computing_seconds, crowding, driver_seconds, task_seconds
@@ -100,7 +100,6 @@ __all__ = [
     "check_has_default",
     "check_limits",
     "check_plain",
-    "check_rows",
     "cluster_like",
     "cluster_speed",
     "combine",

@@ -92,7 +92,7 @@ class Evaluating:
             target=self._prepared.config.target,
             # on a virtual clock, and if it changes the next step, evaluation is immediate
             background=not self._cluster.virtual and self._prepared.optimizer.watches is None,
-            elsewhere=self._cluster.store.in_slices,
+            elsewhere=self._cluster.in_slices,
             meanwhile=None if self._asking is None else self._asking.pass_on,
         )
         self.opened = True

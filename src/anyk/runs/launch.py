@@ -240,7 +240,7 @@ class Launch:
         log, saved, prepared = self._log, self._saved, self._prepared
         if saved is None:
             assumed = [text for problem in each_of(prepared.problem) for text in abilities_of(problem).data_remarks]
-            if prepared.cluster.store.in_slices and prepared.evaluate is not None:
+            if prepared.cluster.in_slices and prepared.evaluate is not None:
                 assumed.append(_READ_RARELY)
             for remark in [*dict.fromkeys(assumed), *self._remarks]:
                 log.note(0.0, ASSUMED, remark)

@@ -18,10 +18,13 @@ PROMISES = {
     "slow": "the slow worker is left behind",
     "corrupt": "wrong but finite numbers are found, and not used",
     "nan": "the message is named, never used and asked for again",
+    "node-kill": "its workers are lost, the others go on, and it joins again",
+    "node-stop": "it is left behind until it continues, and not taken for dead",
     "driver": "the workers end with it, and the run resumes",
     "disk-full": "the run ends in a sentence, and resumes when there is space",
 }
-_RATED = ("kill", "stop", "corrupt", "nan", "driver")
+_RATED = ("kill", "stop", "corrupt", "nan", "node-kill", "node-stop", "driver")
+OF_NODES = ("node-kill", "node-stop")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h)")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _MOST = 50.0  # faults of a kind per second
@@ -60,8 +63,10 @@ class FaultPlan:
     Rates are texts such as ``2/s`` or ``1/min``; empty: no fault of this kind. ``kill``: a random worker is killed.
     ``stop``: a random worker is stopped for up to two seconds. ``freeze``: this many workers are stopped all the time.
     ``slow``: one worker is slowed by a factor such as ``3x``, by stopping it most of the time. ``corrupt``, ``nan``: a
-    worker alters finite numbers of a message, or sends one that is not a number. ``driver``: the process that trains is
-    killed, and the run resumed. ``disk_full``: once, nothing more can be written to files, and the run is resumed.
+    worker alters finite numbers of a message, or sends one that is not a number. ``node_kill``, ``node_stop``: on the
+    cluster ``nodes`` a node is killed and started again, or stopped with its workers for up to eight seconds.
+    ``driver``: the process that trains is killed, and the run resumed. ``disk_full``: once, nothing more can be written
+    to files, and the run is resumed.
 
     >>> FaultPlan(kill="1/s", freeze=1, seconds=10).kinds
     ('kill', 'freeze')
@@ -73,6 +78,8 @@ class FaultPlan:
     slow: str = ""
     corrupt: str = ""
     nan: str = ""
+    node_kill: str = ""
+    node_stop: str = ""
     driver: str = ""
     disk_full: bool = False
     seconds: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = 60.0
@@ -90,7 +97,8 @@ class FaultPlan:
     def amounts(self) -> dict[str, str]:
         """The rate, number or factor of each kind of fault; empty if it is not injected."""
         freeze, full = str(self.freeze or ""), "once" if self.disk_full else ""
-        values = self.kill, self.stop, freeze, self.slow, self.corrupt, self.nan, self.driver, full
+        of_nodes = self.node_kill, self.node_stop
+        values = self.kill, self.stop, freeze, self.slow, self.corrupt, self.nan, *of_nodes, self.driver, full
         return dict(zip(PROMISES, values, strict=True))
 
     @property

@@ -23,7 +23,7 @@ from anyk.protocol import Strategy, Workers
 from anyk.runs import Run, replay, train, verify
 from anyk.runs.api import log_columns, rebuild
 from anyk.strategies import strategy as build
-from anyk.testing.chaos_faults import PROMISES, FaultPlan
+from anyk.testing.chaos_faults import OF_NODES, PROMISES, FaultPlan
 from anyk.testing.chaos_training import FINDERS, DisturbedTraining
 
 _WINDOW = 30.0  # seconds in each of which the run must be fast enough
@@ -118,7 +118,8 @@ def chaos(
     up to rounding, if the strategy computes exact sums; else its loss must be lower than the first. The run must replay
     and be intact, and nothing may be left behind.
 
-    ``cluster``: the spec of a cluster ``processes`` or ``ray``. ``workers``: their number, or a range. ``options``:
+    ``cluster``: the spec of a cluster ``processes``, ``ray`` or ``nodes``, of which three then run on this machine.
+    ``workers``: their number, or a range. ``options``:
     further options of ``anyk train``, such as ``("--data", "digits", "--delays", "exp:mean=0.01")``. ``out``: a new
     folder for the run; by default it is not kept. ``tell`` is called with lines on the progress.
 
@@ -188,6 +189,10 @@ def _check_possible(strategy: Strategy, cluster: str, faults: FaultPlan) -> None
         raise BadInput(f"chaos runs need Linux, whose /proc shows the workers; this is {sys.platform}")
     if name not in FINDERS:
         raise BadInput(f"faults are injected into workers of {' and '.join(FINDERS)}, not of cluster '{name}'")
+    if name != "nodes" and (kinds := [kind for kind in OF_NODES if faults.amounts[kind]]):
+        raise BadInput(f"{' and '.join(kinds)} needs the cluster 'nodes', not '{name}'")
+    if faults.node_kill and "slices" in parse_spec(cluster)[1]:
+        raise BadInput("node-kill ends a run whose nodes hold slices of the model; leave out slices")
     if faults.corrupt and not strategy.facts.compares_all:
         raise BadInput(
             f"corrupt needs a strategy that compares every message, such as draco; '{strategy.spec}' would use wrong "
@@ -204,6 +209,8 @@ _EFFECTS = {
     "slow": "{} continued",
     "corrupt": "{} messages refused as contradictory",
     "nan": "{} messages refused as not finite",
+    "node-kill": "{} workers lost with their nodes",
+    "node-stop": "{} continued",
     "driver": "{} resumed and took steps",
     "disk-full": "{} resumed and took steps",
 }
@@ -255,7 +262,8 @@ def _of_run(folder: Path, strategy: Strategy) -> tuple[int, dict[str, str], Sequ
     """Return the steps and the environment of a run that has ended, and findings on its model, replay and folder."""
     try:
         with contextlib.closing(Run.open(folder)) as run:
-            rebuilt = rebuild(folder, run.config, f"the run '{folder}'", call="chaos", trust=True)
+            of = f"the run '{folder}'"
+            rebuilt = rebuild(folder, run.config, of, call="chaos", cluster="simulated", trust=True)
             replayed = replay(run, problem=rebuilt.problem, trust=True)
             verified = verify(folder)
             damaged = [str(check) for check in verified.checks if check.whole is False]

@@ -19,10 +19,12 @@ from pathlib import Path
 from anyk.base import BadInput, RunFailed, keyed_generator
 from anyk.clusters import is_stopped
 from anyk.runs.api import count_updates, faults_after, load_checkpoint
-from anyk.testing.chaos_faults import FaultPlan, slowness
+from anyk.testing.chaos_faults import OF_NODES, FaultPlan, slowness
+from anyk.testing.chaos_nodes import NodePrograms
 
 MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, by which they are found
 _TICK, _LOOK, _TELL = 0.02, 0.25, 5.0  # seconds between faults, looks at workers and log, and lines of progress
+_NODE_STOPPED = 1.0, 8.0  # the least and the most seconds for which a node is stopped
 _STOPPED = 0.1, 2.0  # the least and the most seconds for which a worker is stopped
 _CYCLE = 0.2  # seconds of which a slowed worker spends a part stopped
 _VANISH = 20.0  # seconds after which all processes must have ended with the driver
@@ -57,6 +59,8 @@ class DisturbedTraining:
         self._log, self._find = folder / "log.sqlite", FINDERS[cluster]
         self._requests, self.temporary = requests, temporary
         self._mark = str(self._requests)  # in the environment of all processes
+        self._environment = os.environ | {MARK: self._mark, "TMPDIR": str(temporary)}
+        self._nodes = NodePrograms(self._environment) if cluster == "nodes" else None
         self.injected, self.observed = Counter[str](), Counter[str]()
         self.samples: list[tuple[float, int]] = []
         self.marks: list[tuple[float, str]] = []
@@ -104,6 +108,7 @@ class DisturbedTraining:
                     waiting.add(due.popleft()[1])
                 waiting = {kind for kind in waiting if not self._inject(kind)}
                 self._hold_and_release(now)
+                self._look_at_nodes()
                 for kind in [kind for kind in self._asked if not (self._requests / kind).exists()]:
                     self._asked.remove(kind)  # a worker has removed it and spoiled its message
                     self._note(kind)
@@ -158,10 +163,14 @@ class DisturbedTraining:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._workers, self._output = [], b""
+        environment = self._environment
+        if self._nodes is not None:
+            self._nodes.start()
+            environment = self._nodes.environment(0)
         self._lowest, self._read = sys.maxsize, 0  # the fewest updates in the log since the start, and the last event
         process = subprocess.Popen(
             [sys.executable, "-m", "anyk", *self._arguments],
-            env=os.environ | {MARK: self._mark, "TMPDIR": str(self.temporary)},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -198,8 +207,11 @@ class DisturbedTraining:
 
     def _await_vanishing(self) -> None:
         """Wait until all processes have ended with the driver; end those that have not."""
+        if self._nodes is not None:
+            self._nodes.release()
         end = time.monotonic() + _VANISH
-        while (running := marked(self._mark)) and time.monotonic() < end:
+        waiting = set[int]() if self._nodes is None else self._nodes.pids  # which wait for the next driver
+        while (running := set(marked(self._mark)) - waiting) and time.monotonic() < end:
             time.sleep(_TICK)
         if running:
             self.defects.append(f"{len(running)} processes were left {_VANISH:.0f} s after the driver")
@@ -215,6 +227,8 @@ class DisturbedTraining:
             self._process.wait(_VANISH)
         self._process.kill()
         self._process.wait()
+        if self._nodes is not None and (left := self._nodes.end(_VANISH)):
+            self.defects.append(left)
         self._await_vanishing()
 
     # ------------------------------------------------------------------------------------------- faults
@@ -239,6 +253,8 @@ class DisturbedTraining:
             (self._requests / kind).touch()
             self._asked.add(kind)
             return True
+        if kind in OF_NODES:
+            return self._inject_into_node(kind)
         if not victim or (kind in ("driver", "disk-full") and (self._ending or self._resumed)):
             return False
         if kind == "stop":
@@ -255,6 +271,27 @@ class DisturbedTraining:
         else:
             resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         return True
+
+    def _inject_into_node(self, kind: str) -> bool:
+        nodes = self._nodes
+        ranks = [] if nodes is None or self._ending or self._resumed else nodes.free()
+        if nodes is None or not ranks:
+            return False
+        rank = ranks[self._random.integers(len(ranks))]
+        self._note(kind)
+        if kind == "node-kill":
+            nodes.kill(rank)
+        else:
+            nodes.stop(rank, float(self._random.uniform(*_NODE_STOPPED)))
+        return True
+
+    def _look_at_nodes(self) -> None:
+        """Let nodes continue and start them again."""
+        if self._nodes is not None:
+            continued, wrong = self._nodes.look()
+            self.observed["node-stop"] += continued
+            if wrong and not self._ending:
+                self.defects.append(wrong)
 
     def _hold(self, worker: int, kind: str, seconds: float) -> None:
         """Stop a worker for some time."""
@@ -306,8 +343,12 @@ class DisturbedTraining:
             event = fault.time, f"{fault.kind} {fault.worker}"
             if event not in self._seen:
                 self._seen.add(event)
-                wrong = "nan" if str(json.loads(fault.info)[0]).startswith("not finite") else "corrupt"
-                self.observed["kill" if fault.kind == "Lost" else wrong] += 1
+                reason = str(json.loads(fault.info)[0])
+                wrong = "nan" if reason.startswith("not finite") else "corrupt"
+                lost = "node-kill" if reason.startswith("node ") else "kill"
+                self.observed[lost if fault.kind == "Lost" else wrong] += 1
+                if lost == "node-kill" and fault.kind == "Lost" and not self._faults.node_kill:
+                    self.defects.append(f"a node that was not killed was lost ({reason})")
 
 
 def _send(pid: int, number: signal.Signals) -> None:
@@ -358,5 +399,18 @@ def _actors(driver: int) -> list[int]:
     return [pid for pid in started if _read(pid, "cmdline").startswith(b"ray::Actor")]
 
 
+def _workers_of_nodes(driver: int) -> list[int]:
+    """Return the workers of all nodes, whose programs have the driver's mark in their environment."""
+    entries = _read(driver, "environ").split(b"\0")
+    mark = next((entry for entry in entries if entry.startswith(MARK.encode())), b"")
+    parents = _parents()
+    helpers = [pid for pid in parents if b"forkserver" in _read(pid, "cmdline") and mark in _read(pid, "environ")]
+    return [pid for pid, parent in parents.items() if mark and parent in helpers]
+
+
 # by cluster: how its workers are found
-FINDERS: dict[str, Callable[[int], list[int]]] = {"processes": _forked_workers, "ray": _actors}
+FINDERS: dict[str, Callable[[int], list[int]]] = {
+    "processes": _forked_workers,
+    "ray": _actors,
+    "nodes": _workers_of_nodes,
+}

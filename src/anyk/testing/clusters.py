@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from anyk.base import BadInput
 from anyk.clusters import Cluster, Simulated
 from anyk.delays import Constant, DelayModel
 from anyk.optimizers import GD
-from anyk.problems import ManyProblems, Problem, some_rows
+from anyk.problems import ManyProblems, Problem, Tell, some_rows
 from anyk.protocol import (
     Cancel,
     Chunk,
@@ -402,11 +403,14 @@ def _check_refused(make: MakeCluster, spec: str, n: int) -> None:
     raise AssertionError(f"'{spec}' is not refused")
 
 
-def check_cluster(make: MakeCluster, kill: Kill | None = None, *, refused: Collection[str] = ()) -> None:
+def check_cluster(
+    make: MakeCluster, kill: Kill | None = None, *, refused: Collection[str] = (), tell: Tell | None = None
+) -> None:
     """Put a kind of cluster through all checks; ``make(workers, delays)`` returns a new cluster.
 
     ``kill(cluster, worker)`` kills a worker; without it, the loss of workers is not checked. ``refused``: names of
-    strategies that the cluster refuses, which it must do by :class:`~anyk.BadInput`.
+    strategies that the cluster refuses, which it must do by :class:`~anyk.BadInput`. ``tell`` is called with a line
+    before each check, such as ``print``.
 
     >>> import anyk
     >>> check_cluster(lambda workers, delays: anyk.clusters.Simulated(workers, delays=delays))
@@ -417,7 +421,12 @@ def check_cluster(make: MakeCluster, kill: Kill | None = None, *, refused: Colle
         if _name(spec) in refused:
             _check_refused(make, spec, n)
     chosen: dict[Any, Any] = {check_exact_sums: exact, check_same_models: steady}
-    for check in CHECKS:
-        check(make, *([chosen[check]] if check in chosen else []))
+    checks: list[tuple[str, Callable[[], None]]] = [
+        (check.__name__, partial(check, make, *([chosen[check]] if check in chosen else []))) for check in CHECKS
+    ]
     if kill is not None:
-        check_a_lost_worker(make, kill)
+        checks.append((check_a_lost_worker.__name__, partial(check_a_lost_worker, make, kill)))
+    for number, (name, check) in enumerate(checks, 1):
+        if tell is not None:
+            tell(f"{number} of {len(checks)}: {name.removeprefix('check_').replace('_', ' ')}")
+        check()

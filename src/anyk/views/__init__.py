@@ -15,7 +15,7 @@ from anyk.views.code_tables import (
     thresholds_table,
 )
 from anyk.views.columns import Columns
-from anyk.views.exports import Exporter, Metrics, exporters, save_perfetto, save_tables
+from anyk.views.exports import Exporter, Metrics, build_exporter, exporters, save_perfetto, save_tables
 from anyk.views.exports.prometheus import address
 from anyk.views.fleet_tables import (
     PLAN_NOTE,
@@ -49,6 +49,7 @@ from anyk.views.result_tables import (
 )
 from anyk.views.scale_views import SCALE_NOTE, draw_scale, scale_lines, scale_table
 from anyk.views.style import picture_formats
+from anyk.views.survey_views import machines_table, pairs_table, step_lines, survey_lines
 from anyk.views.trace_pictures import draw_graph, draw_trace, graph_text, trace_facts, trace_text
 from anyk.views.watching import Watch
 
@@ -65,6 +66,7 @@ __all__ = [
     "Panel",
     "Watch",
     "address",
+    "build_exporter",
     "chaos_page",
     "chaos_table",
     "check_packages",
@@ -85,10 +87,12 @@ __all__ = [
     "exporters",
     "graph_text",
     "holders_text",
+    "machines_table",
     "inexact_table",
     "matrix_text",
     "mean_staleness",
     "mean_table",
+    "pairs_table",
     "parts_table",
     "picture_formats",
     "plan_lines",
@@ -110,6 +114,8 @@ __all__ = [
     "scale_table",
     "speed_table",
     "staleness_table",
+    "step_lines",
+    "survey_lines",
     "theory_text",
     "thresholds_table",
     "trace_facts",

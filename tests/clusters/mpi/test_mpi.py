@@ -17,7 +17,7 @@ import pytest
 
 import anyk
 from anyk.clusters.contract import Report
-from anyk.clusters.mpi.link import LONGEST, TEXT
+from anyk.clusters.mpi.link import REPORT_BYTES, TEXT_LENGTH
 from anyk.clusters.mpi.mpi import Rank
 from anyk.clusters.mpi.rank_worker import _RankWorker
 
@@ -155,7 +155,7 @@ def test_the_cluster_can_be_measured() -> None:
     assert all(0 < speed["floor"] < speed["step"] for speed in measured["speeds"])
 
 
-@pytest.mark.parametrize("text", ["é" * 10, "\x00\n" * TEXT])
+@pytest.mark.parametrize("text", ["é" * 10, "\x00\n" * TEXT_LENGTH])
 def test_a_report_arrives_as_it_was_sent(text: str) -> None:
     report = Report(1, 2**40, 3, 4, 0.5, 1.5, 2.5, 3.5, -(2**62), text)
     rank = Rank(SimpleNamespace(Irecv=lambda buffer, **_: buffer), 1)
@@ -163,11 +163,11 @@ def test_a_report_arrives_as_it_was_sent(text: str) -> None:
         sends = mock.Mock()
         _RankWorker(None, sends, 7, worker=0, setup=None, shipped=[], assigned=[]).transmit(sent, vector)
         line = sends.call_args_list[0].args[2]
-        assert len(line) <= LONGEST
+        assert len(line) <= REPORT_BYTES
         rank._buffer[: len(line)] = line
         run, arrived, array = rank.take() or rank.take()
         assert run == 7 and arrived._replace(text="") == sent._replace(text="")
-        assert arrived.text == sent.text or arrived.text == sent.text[: TEXT - 1] + "…"
+        assert arrived.text == sent.text or arrived.text == sent.text[: TEXT_LENGTH - 1] + "…"
         assert array is None if vector is None else (array.dtype, array.size) == (vector.dtype, vector.size)
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +99,31 @@ def test_workers_end_with_the_driver_and_a_new_one_takes_over():
             assert out.splitlines()[-1] == "done 6", errors
             assert node.wait(60) == 0
             assert "the driver is gone (its program has ended); its workers here have ended" in node.communicate()[1]
+
+
+@pytest.mark.slow
+def test_a_supervised_run_goes_on_after_a_lost_slice(tmp_path):
+    out, port = tmp_path / "run", free_port()
+    command = ["-m", "anyk", "train", "--data", "digits", "--workers", "4", "--strategy", "frc:load=2"]
+    command += ["--cluster", "nodes:slices=nodes", "--delays", "constant:0.05", "--steps", "300", "--supervise"]
+    command += ["--out", str(out)]
+    node = start(1, 2, port, *command)
+    driver = start(0, 2, port, *command)
+    with ended(node, driver):
+        until = time.monotonic() + 120.0
+        while not list(out.rglob("checkpoint*")) and time.monotonic() < until:
+            time.sleep(0.1)
+        agents = [
+            process for process in psutil.Process(driver.pid).children(recursive=True)
+            if any("nodes import agent" in word for word in process.cmdline())
+        ]  # fmt: skip
+        agents[0].kill()
+        _, errors = driver.communicate(timeout=200)
+        assert "node 0 was lost with its slice of the model" in errors
+        assert "the run lost a machine; resuming it again" in errors
+        assert driver.returncode == 0 and node.wait(60) == 0, errors
+    with anyk.Run.open(out) as run:
+        assert run.steps == 300
 
 
 @pytest.mark.slow

@@ -290,3 +290,24 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
         failed = CliRunner().invoke(main, [*words, *more])
         assert failed.exit_code == 2 and sentence in failed.output and failed.output.count("\n") <= 2, failed.output
     assert "auto:measure=12" in CliRunner().invoke(main, [*words, "--strategy", "auto:measure=12", "--settings"]).output
+
+
+def test_candidates_pass_the_same_admission_as_strategies_of_train() -> None:
+    """A data loader's mini-batches are spread over the partitions, which six cannot share."""
+    torch = pytest.importorskip("torch")
+    x, y = torch.randn(24, 3), torch.randn(24, 1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=4)
+    trained = anyk.problems.TorchProblem(torch.nn.Linear(3, 1), torch.nn.MSELoss(), loader)
+    admitted = {}
+    specs = ("uncoded", "frc:load=2", "frc:load=3,partitions=6", "pasgd", "uncoded:batch=3")
+
+    def fake_plan(record: Any, *, among: Any, **settings: Any) -> Any:
+        admitted.update({spec: among(anyk.strategy(spec, workers=N)) for spec in specs})
+        raise BadInput("seen")
+
+    measured = Record(np.tile([1.0, 1.0, 1.0, 3.0], (30, 1)))
+    with mock.patch("anyk.fleet.auto.parts.plan", fake_plan), pytest.raises(BadInput, match="seen"):
+        anyk.train_auto(trained, record=measured, workers=N, cluster="simulated", delays="exp:mean=1", lr=0.1, steps=20)
+    assert admitted == dict(zip(specs, (True, True, False, False, True), strict=True))
+    with pytest.raises(BadInput, match="which 6 partitions cannot share evenly"):
+        anyk.train(trained, "frc:load=3,partitions=6", "simulated", workers=N, lr=0.1, steps=2)

@@ -284,6 +284,26 @@ def test_momentum_rests_in_steps_without_a_gradient_as_in_torch(own, torchs, opt
     assert np.allclose(run.model, trained, atol=1e-5)
 
 
+RESTING = [
+    anyk.optimizers.Momentum(lr=0.1),
+    anyk.optimizers.AdamW(lr=0.1, weight_decay=0.5),
+    TorchOptimizer("SGD", **OPTIMIZERS["SGD"]),
+    TorchOptimizer("AdamW", **OPTIMIZERS["AdamW"]),
+]
+
+
+@pytest.mark.parametrize("strategy", ["async:compensate=0.5", "async"])
+@pytest.mark.parametrize("optimizer", RESTING)
+def test_compensated_steps_let_parameters_rest(optimizer, strategy):
+    """Only the first four messages, all of version 0, use the second head; a missing gradient has no correction."""
+    problem = TorchProblem(Sometimes(), CROSS_ENTROPY, (X, Y), values={"both": lambda step: float(step == 0)})
+    runs = [anyk.train(problem, strategy, Simulated(4), optimizer=optimizer, steps=steps) for steps in (4, 12)]
+    early, late = (problem.module_at(run.model) for run in runs)
+    assert torch.equal(early.other.weight, late.other.weight) and torch.equal(early.other.bias, late.other.bias)
+    assert not torch.equal(early.used.weight, late.used.weight)
+    assert not torch.equal(early.other.weight, problem.module_at(problem.initial()).other.weight)
+
+
 def test_a_step_in_parts_rests_like_a_whole_step():
     problem = TorchProblem(TwoHeads(limit=100.0), CROSS_ENTROPY, (X, Y))
     optimizer, w = anyk.optimizers.AdamW(lr=0.1, weight_decay=0.5).fitted(problem), problem.initial()

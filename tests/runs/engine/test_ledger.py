@@ -226,7 +226,7 @@ def test_the_end_of_a_run_ends_what_is_open() -> None:
     books.settle()  # at 4
     columns = books.chunks("ending, cancelled")
     assert columns == {(0, 0): ["discarded", 4.0], (1, 0): ["cancelled", 4.0], (2, 0): ["cancelled", 2.0]}
-    assert not books.ledger.under_way and not books.ledger.cut_off and not books.store.arrived
+    assert not books.ledger.under_way and not books.ledger.cancelled and not books.store.arrived
 
 
 def test_a_chunk_that_its_task_does_not_have_is_refused() -> None:
@@ -267,11 +267,11 @@ def test_a_message_after_its_cancellation_is_discarded() -> None:
     books.dispatch(0, [0, 1])
     books.cancel([0, 1], later=True)
     assert books.endings == {} and books.ledger.counts.open == 2  # their end is not known yet
-    assert not books.ledger.under_way and set(books.ledger.cut_off) == {0, 1}
+    assert not books.ledger.under_way and set(books.ledger.cancelled) == {0, 1}
     assert not books.reply(1, 1) and not books.store.arrived
     assert not books.reply(1, 1)
     assert books.chunks("ending, received, done, due, cancelled") == {(1, 0): ["discarded", 3.0, 1, 3.0, 2.0]}
-    assert set(books.ledger.cut_off) == {0}
+    assert set(books.ledger.cancelled) == {0}
 
 
 def test_a_worker_reports_how_far_it_came() -> None:
@@ -282,7 +282,7 @@ def test_a_worker_reports_how_far_it_came() -> None:
     cut(books, 0, 0, done=2, due=5.5)
     cut(books, 0, 0, done=3, due=6.5)
     assert books.chunks("ending, done, due, received") == {(0, 0): ["cancelled", 2, 5.5, None]}
-    assert not books.ledger.cut_off and not books.reply(0, 0) and not books.store.arrived
+    assert not books.ledger.cancelled and not books.reply(0, 0) and not books.store.arrived
 
 
 def test_what_a_virtual_cluster_reports_at_once_is_entered() -> None:
@@ -303,9 +303,9 @@ def test_a_later_report_shows_that_earlier_tasks_were_not_begun() -> None:
         books.cancel([task], later=True)
     cut(books, 0, 2, done=1)
     assert books.chunks("ending, done") == {(0, 0): ["cancelled", None], (2, 0): ["cancelled", 1]}
-    assert set(books.ledger.cut_off) == {1, 3}
+    assert set(books.ledger.cancelled) == {1, 3}
     books.reply(0, 3)
-    assert books.endings[3, 0] == "discarded" and set(books.ledger.cut_off) == {1}
+    assert books.endings[3, 0] == "discarded" and set(books.ledger.cancelled) == {1}
 
 
 def test_a_task_is_remembered_until_all_of_it_was_reported() -> None:
@@ -313,9 +313,9 @@ def test_a_task_is_remembered_until_all_of_it_was_reported() -> None:
     books.dispatch(0, [0], [(Chunk((0,), (1.0,)), Chunk((1,), (1.0,)))])
     books.cancel([0], later=True)
     books.reply(0, 0, chunk=0)
-    assert books.endings == {(0, 0): "discarded"} and set(books.ledger.cut_off) == {0}
+    assert books.endings == {(0, 0): "discarded"} and set(books.ledger.cancelled) == {0}
     cut(books, 0, 0, done=0, chunk=1)
-    assert books.endings == {(0, 0): "discarded", (0, 1): "cancelled"} and not books.ledger.cut_off
+    assert books.endings == {(0, 0): "discarded", (0, 1): "cancelled"} and not books.ledger.cancelled
 
 
 def test_of_a_silent_worker_the_oldest_tasks_are_given_up() -> None:
@@ -327,7 +327,7 @@ def test_of_a_silent_worker_the_oldest_tasks_are_given_up() -> None:
         books.dispatch(task, [0])
         books.cancel([task], later=True)
     assert books.endings == {(task, 0): "cancelled" for task in (1, 2, 3)}
-    assert set(books.ledger.cut_off) == {0, *range(4, 20)}
+    assert set(books.ledger.cancelled) == {0, *range(4, 20)}
 
 
 def test_a_failure_after_the_cancellation_is_no_fault() -> None:
@@ -351,7 +351,7 @@ def test_a_lost_worker_ends_what_it_owes_and_nothing_else() -> None:
     books.dispatch(2, [0, 1], [(Chunk((0,), (1.0,)), Chunk((2,), (1.0,))), (Chunk((1,), (1.0,)), Chunk((3,), (1.0,)))])
     books.reply(0, 2, chunk=0)
     books.ledger.lose(0)
-    assert books.endings == {(0, 0): "lost", (2, 1): "lost"} and set(books.ledger.cut_off) == {1}
+    assert books.endings == {(0, 0): "lost", (2, 1): "lost"} and set(books.ledger.cancelled) == {1}
     assert not books.reply(0, 2, chunk=1)  # its message was on the way
     assert list(books.store.arrived) == [(2, 0)] and books.ledger.arrived(2, 0)
     books.step([(2, 0)])  # what had arrived still counts
@@ -668,7 +668,7 @@ def agree(books: Books, oracle: Oracle) -> None:
     for key in oracle.place:
         assert books.ledger.arrived(*key) == (oracle.place[key] == "arrived")
     assert {task for task, _ in oracle.among("open", "arrived", "kept")} <= set(books.ledger.under_way)
-    assert {task for task, _ in oracle.among("cut")} <= set(books.ledger.cut_off)
+    assert {task for task, _ in oracle.among("cut")} <= set(books.ledger.cancelled)
     if books.log is not None:
         assert books.endings == oracle.endings
         assert sorted(books.store.arrived) == sorted(oracle.among("arrived", "kept"))
@@ -683,7 +683,7 @@ def end(books: Books, oracle: Oracle) -> None:
         changed = {"open": "cancelled", "cut": "cancelled", "arrived": "discarded", "kept": oracle.kept.get(key, "")}
         oracle.place[key] = changed.get(place, place)
     agree(books, oracle)
-    assert books.ledger.counts.open == 0 and not books.ledger.under_way and not books.ledger.cut_off
+    assert books.ledger.counts.open == 0 and not books.ledger.under_way and not books.ledger.cancelled
     if books.log is not None:
         assert [version for version in range(books.versions["model"] + 1) if books.has(version)] == [
             books.versions["model"]
@@ -715,7 +715,7 @@ def test_a_resumed_ledger_knows_which_tasks_came_before() -> None:
         books.cancel([task], later=True)
     resumed = books.resumed()
     cut(resumed, 0, 1, done=0)
-    assert resumed.endings == {(0, 0): "cancelled", (1, 0): "cancelled"} and not resumed.ledger.cut_off
+    assert resumed.endings == {(0, 0): "cancelled", (1, 0): "cancelled"} and not resumed.ledger.cancelled
 
 
 def test_a_cancelled_task_stays_cancelled_in_a_resumed_ledger() -> None:

@@ -99,3 +99,37 @@ def test_a_file_that_cannot_be_written_is_refused_before() -> None:
     exporters.register("losses")(Losses)
     result = export("--to", "losses", "-o", "no/such/folder.txt")
     assert result.exit_code == 2 and "there is no folder 'no/such'" in result.output
+
+
+class Duck:
+    ending = ".duck"
+
+    def save(self, run: Any, path: Path) -> str:
+        return "quack"
+
+
+def failing() -> Exporter:
+    raise KeyError("no key")
+
+
+def exporter(**attributes: Any) -> Any:
+    return type("Bad", (Exporter,), {"save": lambda self, run, path: "saved", **attributes})
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (exporter(), "the exporter 'bad' must state the ending of what it writes, as in ending = '.json' in its class; it has none"),
+        (exporter(ending=3), "in its class; got 3"),
+        (exporter(ending=""), "in its class; got ''"),
+        (Duck, "the exporter 'bad' must be a class that extends anyk.views.Exporter, got <"),
+        (failing, "the exporter 'bad' cannot be made: KeyError: 'no key'"),
+        (type("Bad", (Exporter,), {"ending": ".bad"}), "the exporter 'bad' cannot be made: TypeError: Can't instantiate"),
+        (exporter(ending=".bad", save=lambda self, run, path: None), "wrote 'made.bad', but save() returned None instead"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("named", [(), ("-o", "made.bad")])
+def test_what_is_no_exporter_is_refused(made: Any, sentence: str, named: tuple[str, ...]) -> None:
+    exporters.register("bad")(made)
+    result = export("--to", "bad", *named)
+    assert result.exit_code == 2 and sentence in " ".join(result.output.split()), result.output

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
 
 RECEIVED, BYE = 100, 101  # further kinds of reports: received an envelope; left a run
-TO_WORKER, WIRE, VECTOR = 1, 2, 3  # tags
+PARCEL_TAG, REPORT_TAG, VECTOR_TAG = 1, 2, 3
 RUN, ORDERS, CLOSE, END = range(4)  # kinds of the driver's messages
-LONGEST, TEXT = 4096, 512  # the most bytes of a report, and characters of its text
+REPORT_BYTES, TEXT_LENGTH = 4096, 512  # the most bytes of a report, and characters of its text
 SentReport = tuple[int, Report, Form | None]  # as a line of JSON: run, report, type and size of its vector
 _SHORT = 5e-5  # seconds between two polls for messages, doubled while there are none
-LONG, LONG_DRIVER = 2e-3, 5e-4  # the longest such pauses, of workers and driver
+WORKER_PAUSE, DRIVER_PAUSE = 2e-3, 5e-4  # the longest such pauses
 
 
 class Pause:
     """A pause between two polls for messages; MPI's own waiting would occupy a processor."""
 
-    def __init__(self, longest: float = LONG) -> None:
+    def __init__(self, longest: float = WORKER_PAUSE) -> None:
         self.seconds, self._longest = _SHORT, longest
 
     def __call__(self, until: float | None = None) -> None:
@@ -85,7 +85,7 @@ def take_parcel(world: Intracomm) -> tuple[int, list[Any], bytes, list[Array]] |
     from mpi4py import MPI
 
     status = MPI.Status()
-    if not world.Iprobe(source=0, tag=TO_WORKER, status=status):
+    if not world.Iprobe(source=0, tag=PARCEL_TAG, status=status):
         return None
     data = bytearray(status.Get_count(MPI.BYTE))
     _receive(world, data)
@@ -98,7 +98,7 @@ def take_parcel(world: Intracomm) -> tuple[int, list[Any], bytes, list[Array]] |
 
 
 def _receive(world: Intracomm, data: Any) -> None:
-    request = world.Irecv(data, source=0, tag=TO_WORKER)
+    request = world.Irecv(data, source=0, tag=PARCEL_TAG)
     pause = Pause()
     while not request.Test():
         pause()

@@ -23,15 +23,15 @@ from anyk.clusters.local import Local
 from anyk.clusters.mpi.link import (
     BYE,
     CLOSE,
+    DRIVER_PAUSE,
     END,
-    LONG_DRIVER,
-    LONGEST,
     ORDERS,
+    PARCEL_TAG,
     RECEIVED,
+    REPORT_BYTES,
+    REPORT_TAG,
     RUN,
-    TO_WORKER,
-    VECTOR,
-    WIRE,
+    VECTOR_TAG,
     Pause,
     Sends,
     SentReport,
@@ -59,7 +59,7 @@ class Rank:
     def __init__(self, world: Intracomm, number: int) -> None:
         self.number = number
         self._world = world
-        self._buffer = bytearray(LONGEST)
+        self._buffer = bytearray(REPORT_BYTES)
         self._pending: tuple[int, Report, Array] | None = None  # a report whose vector has not arrived yet
         self.busy = 0  # the number of its run, 0 if idle
         self.received = True  # whether it has received the last envelope
@@ -67,7 +67,7 @@ class Rank:
         self.request = self._await_message()
 
     def _await_message(self) -> Request:
-        return self._world.Irecv(self._buffer, source=self.number, tag=WIRE)
+        return self._world.Irecv(self._buffer, source=self.number, tag=REPORT_TAG)
 
     def take(self) -> tuple[int, Report, Array | None] | None:
         """Return the message received: its run's number, report and vector; None until the vector has arrived."""
@@ -84,7 +84,7 @@ class Rank:
             self.request = self._await_message()
             return run, report, None
         self._pending = run, report, vector
-        self.request = self._world.Irecv(vector, source=self.number, tag=VECTOR)
+        self.request = self._world.Irecv(vector, source=self.number, tag=VECTOR_TAG)
         return None
 
 
@@ -105,7 +105,7 @@ class Ranks:
         """Send a parcel."""
         if not rank.dead:
             for data in (parcel(kind, values, body, vectors), *vectors):
-                self._sends(rank.number, TO_WORKER, data)
+                self._sends(rank.number, PARCEL_TAG, data)
 
     def look(self) -> bool:
         """Take in the messages that have arrived, also from earlier runs; return whether there were any."""
@@ -155,7 +155,7 @@ class Ranks:
     def freed(self, ranks: Sequence[Rank], within: float) -> bool:
         """Wait until the ranks have left their run; return False if that takes more than ``within`` seconds."""
         until = time.monotonic() + within
-        pause = Pause(LONG_DRIVER)
+        pause = Pause(DRIVER_PAUSE)
         while any(rank.busy for rank in ranks):
             if not self.look():
                 pause()
@@ -299,7 +299,7 @@ class Mpi(Networked[NetworkedHandle]):
 
     def poll(self, timeout: float) -> None:
         until = time.monotonic() + timeout
-        pause = Pause(LONG_DRIVER)
+        pause = Pause(DRIVER_PAUSE)
         while not self._ranks.look() and time.monotonic() < until:
             pause(until)
 

@@ -14,12 +14,12 @@ from anyk.clusters.mpi.link import (
     BYE,
     CLOSE,
     END,
-    LONG,
     RECEIVED,
+    REPORT_TAG,
     RUN,
-    TEXT,
-    VECTOR,
-    WIRE,
+    TEXT_LENGTH,
+    VECTOR_TAG,
+    WORKER_PAUSE,
     Pause,
     Sends,
     take_parcel,
@@ -42,11 +42,11 @@ class _RankWorker(NetworkedWorker):
         self.ended = False  # whether the driver has ended, so that no run follows
 
     def transmit(self, report: Report, vector: Array | None) -> None:
-        if len(report.text) > TEXT:
-            report = report._replace(text=f"{report.text[: TEXT - 1]}…")
-        self._sends(0, WIRE, msgspec.json.encode((self._run, report, form_of(vector))) + b"\n")
+        if len(report.text) > TEXT_LENGTH:
+            report = report._replace(text=f"{report.text[: TEXT_LENGTH - 1]}…")
+        self._sends(0, REPORT_TAG, msgspec.json.encode((self._run, report, form_of(vector))) + b"\n")
         if vector is not None:
-            self._sends(0, VECTOR, vector)
+            self._sends(0, VECTOR_TAG, vector)
 
     def _look(self) -> bool:
         """Take in one parcel and return True, or False if there is none; raise :class:`Disconnected` at the last."""
@@ -110,4 +110,4 @@ def serve(world: Intracomm) -> None:
         worker.transmit(Report(BYE, 0), None)
         ended = worker.ended
     while sends.pending:
-        time.sleep(LONG)
+        time.sleep(WORKER_PAUSE)

@@ -50,10 +50,12 @@ _TAKEN = b"taken"  # and one whose rank another program has
 _LARGEST, _LONGEST_REQUEST = 1 << 26, 1 << 16  # bytes of a message that a stranger may have this process store
 NOT_ADMITTED = "the driver did not admit this node: see its message there"
 STARTED_AGAIN = "its program was started again"
+_MOST_STRANGERS = 100  # of whom the program is told at once
 RANK_TAKEN = "another program with the same RANK is a node of this job"
 _EVENTS: dict[int, DoorEvent] = {
     zmq.EVENT_ACCEPTED: "accepted",
-    zmq.EVENT_HANDSHAKE_SUCCEEDED: "succeeded",
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: "over",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "over",  # of which the gate has told
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "silent",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "refused",
     zmq.EVENT_DISCONNECTED: "ended",
@@ -136,6 +138,7 @@ class Carrier(threading.Thread):
         self._context = zmq.Context()
         self._readers: dict[zmq.Socket[bytes], Callable[[], None]] = {}  # what to do if a socket can be read
         self._news: deque[News] = deque()
+        self._strangers: set[Refused] = set()  # of whom the program has not read
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()  # for the thread
         self.fd, self._ring = os.pipe()  # for the program: readable if there are news
@@ -169,6 +172,7 @@ class Carrier(threading.Thread):
         with contextlib.suppress(BlockingIOError):
             while os.read(self.fd, 4096):
                 pass
+        self._strangers.clear()
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def offer(self, data: memoryview) -> Offered:
@@ -269,7 +273,11 @@ class Carrier(threading.Thread):
         """See who is silent; called often."""
 
     def tell_program(self, news: News) -> None:
-        """Leave news for the program."""
+        """Leave news for the program, of the same stranger only once until it has read them."""
+        if isinstance(news, Refused):
+            if news in self._strangers or len(self._strangers) >= _MOST_STRANGERS:
+                return
+            self._strangers.add(news)
         self._news.append(news)
         with contextlib.suppress(BlockingIOError):
             os.write(self._ring, b"!")

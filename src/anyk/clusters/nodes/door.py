@@ -9,7 +9,7 @@ from typing import Literal
 HANDSHAKE = 5.0  # seconds that a connection may take to say who it is
 
 _MOST_LINES = 20
-DoorEvent = Literal["accepted", "succeeded", "silent", "refused", "ended"]
+DoorEvent = Literal["accepted", "over", "silent", "refused", "ended"]
 
 
 class Door:
@@ -26,7 +26,7 @@ class Door:
     def happened(self, event: DoorEvent, descriptor: int) -> None:
         """Take in an event of a connection; ``descriptor``: of which, if it was accepted or has ended.
 
-        Its handshake ``succeeded``, stayed ``silent``, or was ``refused`` as it did not follow the protocol.
+        Its handshake is ``over``, stayed ``silent``, or was ``refused`` as it did not follow the protocol.
         """
         now = self._clock()
         self._shaking = {other: since for other, since in self._shaking.items() if since > now - 2.0 * HANDSHAKE}
@@ -38,7 +38,7 @@ class Door:
         else:
             if self._shaking:
                 del self._shaking[next(iter(self._shaking))]
-            if event != "succeeded":
+            if event != "over":
                 self._report()
 
     def _report(self) -> None:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from anyk.base.checks import AtLeastZero, typed
-from anyk.base.errors import BadInput, RunFailed, needing
+from anyk.base.errors import SUPERVISED, BadInput, RunFailed, StateLost, needing
 from anyk.base.specs import show_spec
 from anyk.clusters.contract import PINNED, Envelope, Key, Report
 from anyk.clusters.injection import ClusterOptions
@@ -98,6 +98,7 @@ class Hub:
         self.lives: dict[bytes, Node] = {}
         self.runs = self._reads = 0
         self.open: Nodes | None = None
+        self.goes_on = False  # whether this program will be started again
         self._place = place
         self._own: SiteEntry | None = None  # the node of this machine
         self.said = Said()
@@ -252,7 +253,7 @@ class Hub:
         if missing and self._under_torchrun:
             say(f"the program has ended; torchrun may wait up to 300 s for nodes {missing}, which have died")
         failed = hasattr(sys, "last_value")  # with an exception, after which torchrun starts the program again
-        if not (failed and self._under_torchrun):
+        if not (self.goes_on or (failed and self._under_torchrun)):
             for node in self.nodes.values():
                 self.tell(node, Leave())
         until = time.monotonic() + _FAREWELL
@@ -323,7 +324,8 @@ class Nodes(Networked[NodeHandle]):
     ``slices``: with ``"nodes"`` each node holds a slice of sums, models and the optimiser's state, which then do not
     pass through rank 0; the run ends if a node dies. ``address``: rank 0's address, by default that from which
     MASTER_ADDR is reached. ``port``: for control, and the two
-    after it for bytes (nodes: the one after it); by default any that are free.
+    after it for bytes (nodes: the one after it); by default any that are free. ``spoiled``: as for ``processes``, a
+    folder that all nodes see.
 
     Raises :class:`~anyk.BadInput` without a launcher, without ANYK_SECRET between machines, or if pyzmq or torch is
     missing.
@@ -342,12 +344,19 @@ class Nodes(Networked[NodeHandle]):
         slices: Literal["", "nodes"] = "",
         address: str = "",
         port: AtLeastZero = 0,
+        spoiled: str = "",
     ) -> None:
         options = ClusterOptions(
-            workers=workers, delays=delays, seed=seed, byzantine=byzantine, communication=communication
+            workers=workers,
+            delays=delays,
+            seed=seed,
+            byzantine=byzantine,
+            communication=communication,
+            spoiled=spoiled,
         )
         super().__init__(options, NodeHandle)
         self.slices, self.address, self.port = slices, address, port
+        self.in_slices = bool(slices)
         self._hub = join_nodes(address, port)
         self.carrier = self._hub.carrier
         self.run = 0
@@ -355,8 +364,14 @@ class Nodes(Networked[NodeHandle]):
 
     @property
     def spec(self) -> str:
-        values = {"slices": self.slices, "address": self.address, "port": self.port, "byzantine": self.byzantine}
-        return show_spec(self.name, values, {"slices": "", "address": "", "port": 0, "byzantine": ()})
+        values = {
+            "slices": self.slices,
+            "address": self.address,
+            "port": self.port,
+            "byzantine": self.byzantine,
+            "spoiled": self.spoiled,
+        }
+        return show_spec(self.name, values, {"slices": "", "address": "", "port": 0, "byzantine": (), "spoiled": ""})
 
     store: DriverStore
 
@@ -520,7 +535,8 @@ class Nodes(Networked[NodeHandle]):
                 f"{what} with its slice of the model ({reason}); resume the run from its last checkpoint, which "
                 "--supervise does by itself"
             )
-            raise RunFailed(self._lost)
+            self._hub.goes_on = SUPERVISED in os.environ
+            raise StateLost(self._lost)
         for worker in range(node.rank, self.workers, self._hub.size):
             handle = self.handles[worker]
             if handle.incarnation >= 0 and handle.due is None and not handle.gone:
@@ -648,7 +664,7 @@ class Nodes(Networked[NodeHandle]):
 
     def _holder(self, rank: int) -> Node:
         if self._lost:
-            raise RunFailed(self._lost)
+            raise StateLost(self._lost)
         return self._hub.nodes[rank]
 
     def locate(self, rank: int, keys: Sequence[Key]) -> None:
@@ -667,20 +683,30 @@ class Nodes(Networked[NodeHandle]):
 
     def read_now(self, wanted: Sequence[tuple[memoryview, Offered, str]]) -> None:
         """Read what nodes offer, and wait for it; raise :class:`~anyk.RunFailed` if it cannot be read."""
-        numbers = []
+        sources: dict[int, str] = {}
         for memory, offered, address in wanted:
             number = self._hub.next_read()
             self._awaited[number] = None
             self.carrier.read(number, memory, offered, [address])
-            numbers.append(number)
+            sources[number] = address
         try:
-            self.wait_until(lambda: all(self._awaited[number] is not None for number in numbers))
-            if not all(self._awaited[number] for number in numbers):
+            self.wait_until(lambda: all(self._is_over(*read) for read in sources.items()))
+            if any(self._awaited[number] is None for number in sources):
+                raise RunFailed(
+                    "a node was lost with a vector that the driver needs; resume the run from its last checkpoint, "
+                    "which --supervise does by itself"
+                )
+            if not all(self._awaited[number] for number in sources):
                 raise RunFailed("the driver could not read a vector of the nodes intact")
         finally:
-            for number in numbers:
+            for number in sources:
                 if self._awaited.pop(number) is None:
                     self.carrier.stop(number)
+
+    def _is_over(self, number: int, address: str) -> bool:
+        """Return whether a read of an address has ended, or never will."""
+        there = [self.carrier.address, *(node.hello.address for node in self._hub.nodes.values())]
+        return self._awaited[number] is not None or address not in there
 
 
 def _check_slices(layout: Layout, partitions: Partitions) -> None:

@@ -182,6 +182,8 @@ class Site:
                 listening = socket.create_server(
                     (place.host, place.store_port), family=socket.AF_INET6 if ":" in place.host else socket.AF_INET
                 ).detach()
+            else:
+                _await_port(place.store_host, place.store_port, within)
             return TCPStore(
                 place.host if hosts else place.store_host,
                 place.store_port,
@@ -200,8 +202,26 @@ class Site:
 
     def publish(self, entry: SiteEntry) -> None:
         """Write this process's entry, as the driver's or as a node's."""
-        name = _DRIVER if not entry.rank else _node(entry.key)
-        self._store.set(f"anyk/{name}", signed(self.place.secret, name, msgspec.json.encode(entry)))
+        self.write(_DRIVER if not entry.rank else _node(entry.key), msgspec.json.encode(entry))
+
+    def write(self, name: str, value: bytes) -> None:
+        """Write a signed value for all nodes under a name."""
+        self._store.set(f"anyk/{name}", signed(self.place.secret, name, value))
+
+    def read(self, name: str) -> bytes | None:
+        """Return the value under a name; None if there is none, or the store does not answer.
+
+        Raises :class:`~anyk.BadInput` if it was not signed with this job's secret.
+        """
+        try:
+            if not self._store.check([f"anyk/{name}"]):
+                return None
+            data = self._store.get(f"anyk/{name}")
+        except RuntimeError:  # it has ended, with the program that hosts it
+            with contextlib.suppress(BadInput):
+                self._store = self._connect(_AGAIN)
+            return None
+        return unsigned(self.place.secret, name, data)
 
     def has(self, entry: SiteEntry) -> bool:
         """Return whether the driver's entry is this one, and nobody has written another."""
@@ -223,19 +243,26 @@ class Site:
             return None
 
     def _look_up(self, name: str) -> SiteEntry | None:
-        try:
-            if not self._store.check([f"anyk/{name}"]):
-                return None
-            data = self._store.get(f"anyk/{name}")
-        except RuntimeError:  # it has ended, with the program that hosts it
-            with contextlib.suppress(BadInput):
-                self._store = self._connect(_AGAIN)
+        value = self.read(name)
+        if value is None:
             return None
-        value = unsigned(self.place.secret, name, data)
         try:
             return msgspec.json.decode(value, type=SiteEntry)
         except msgspec.MsgspecError:
             raise BadInput(f"'{name}' in the store at MASTER_ADDR is not anyk's entry of this version") from None
+
+
+def _await_port(host: str, port: int, within: float) -> None:
+    """Return when a port accepts connections; TCPStore by itself prints stacks while there is none."""
+    until = time.monotonic() + within
+    while True:
+        try:
+            socket.create_connection((host, port), within).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 def _node(key: str) -> str:

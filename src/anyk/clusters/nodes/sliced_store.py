@@ -42,8 +42,6 @@ class SlicedStore(DriverStore):
     what callbacks read.
     """
 
-    in_slices = True
-
     def __init__(self, messages: Messages, cluster: Nodes, holders: Holders) -> None:
         super().__init__(messages, cluster.carrier)
         self._cluster, self._holders = cluster, holders

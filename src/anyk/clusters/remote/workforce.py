@@ -18,6 +18,7 @@ from anyk.problems.base import Partitions
 from anyk.protocol import Cut, Event, Joined, Leaving, Lost, ProjectMessage
 
 _OTHERS = 2.0  # seconds that a fleet which may be smaller waits for another worker before it starts
+_ALIKE = 5  # ends of a worker for the same reason, before any is ready, after which none is started again
 NOTICE = 30.0  # seconds after which a worker that was asked to end is ended, whatever it does
 _AWAY = float("inf")  # a worker that is due then stays away until it is called back
 
@@ -91,27 +92,38 @@ class Workforce(Cluster, Generic[H]):
     def start_workers(self) -> tuple[int, ...]:
         """Spawn the workers, wait until they are ready, and start the run's clock; some may join later."""
         start = last = time.monotonic()
+        reasons: dict[int, set[str]] = {}
         for worker in range(self.workers):
             self.spawn(worker)
         while (count := sum(handle.present for handle in self.handles)) < self.workers:
             if count >= self.fewest and time.monotonic() > last + _OTHERS:
                 break
             self.poll(min(0.5, self._restart_due()))
-            if self._any_joined():
+            if self._any_joined(reasons):
                 last = time.monotonic()
             if time.monotonic() > start + self.patience_at_start:
                 self._refuse_late_workers()
         self._start = time.monotonic()
         return tuple(worker for worker, handle in enumerate(self.handles) if handle.present)
 
-    def _any_joined(self) -> bool:
-        """Process the news of workers that start; return whether one has joined, and raise if one was abandoned."""
+    def _any_joined(self, reasons: dict[int, set[str]]) -> bool:
+        """Process the news of workers that start; return whether one has joined.
+
+        ``reasons``: why each has ended so far. Raises :class:`~anyk.RunFailed` if a worker was abandoned, or ends again
+        and again for the same reason while none is ready.
+        """
         joined = False
         while self.news:
             event = self._interpret(self.news.popleft())
             joined |= isinstance(event, Joined)
-            if isinstance(event, Lost) and event.gone:
-                raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
+            if isinstance(event, Lost):
+                known, deaths = reasons.setdefault(event.worker, set()), self.handles[event.worker].deaths
+                known.add(event.reason)
+                none_ready = not any(handle.present for handle in self.handles)
+                alike = none_ready and len(known) == 1 and deaths >= _ALIKE
+                if event.gone or alike:
+                    times = "" if event.gone else f", {deaths} times in a row"
+                    raise RunFailed(f"worker {event.worker} did not start: {event.reason}{times}")
         return joined
 
     def _refuse_late_workers(self) -> NoReturn:

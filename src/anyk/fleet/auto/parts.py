@@ -31,12 +31,13 @@ from anyk.runs.api import (
     SharedConfig,
     StepInfo,
     StopRun,
-    check_rows,
     cluster_like,
     digests_of,
     empty,
+    fitted,
     locked,
     new_folder,
+    read_evaluate,
     read_sealed,
     write_sealed,
 )
@@ -165,13 +166,15 @@ class Parts:
 
     def _possible(self, strategy: Strategy) -> bool:
         """Return whether a strategy can continue the training on its problem, and its promises were not refuted."""
-        if strategy.spec in self._refuted():
+        if strategy.spec in self._refuted() or not continues(strategy):
             return False
+        config = self.config
+        evaluate, target = read_evaluate(config.evaluate), config.limits.target
         try:
-            check_rows(self.rebuilt.problem, strategy)
+            fitted(self.rebuilt.problem, strategy, config.workers, evaluate=evaluate, target=target)
         except BadInput:
             return False
-        return continues(strategy)
+        return True
 
     def _refuted(self) -> set[str]:
         """Return the strategies that took far longer than promised in two parts running: plans misjudge them here."""

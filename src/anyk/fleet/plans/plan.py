@@ -469,7 +469,7 @@ def _drift(causes: Explanation) -> list[str]:
 
 
 def _origin(source: Readable | DelayModel, reading: ByName) -> ByName:
-    """Return where a record comes from, for :class:`RecordOrigin`: a path with its columns, a delay law, or neither."""
+    """Return where a record is from, for :class:`RecordOrigin`: a path with its columns, a delay model, or neither."""
     if isinstance(source, DelayModel):
         return {"law": source.spec}
     path = source.path if isinstance(source, Run) else source if isinstance(source, str | Path) else None

@@ -56,12 +56,14 @@ class ScaleRow:
 
     ``star``, ``slices``: of the strategy, which is in ``spec`` with its numbers for this many workers. ``all_reduce``:
     of gradients without redundancy, for which everybody waits. ``waiting`` and ``waiting_for_all``: what computing and
-    delays take alone, on a network that takes no time, of the strategy and without redundancy. ``reason``: why there is
-    no such strategy, or no such delays; empty if there are.
+    delays take alone, on a network that takes no time, of the strategy and without redundancy. ``load``: what a worker
+    computes in a step, relative to that without redundancy. ``reason``: why there is no such strategy, or no such
+    delays; empty if there are.
     """
 
     nodes: int
     spec: str = ""
+    load: float = 1.0
     star: StepSeconds
     slices: StepSeconds
     all_reduce: StepSeconds
@@ -282,6 +284,7 @@ def _row(request: _Request, built: Strategy, nodes: int) -> ScaleRow:
     return ScaleRow(
         nodes=nodes,
         spec=built.spec,
+        load=nodes * max(shares_computed(built)),
         star=_simulated(request, built, "star"),
         slices=StepSeconds(None, reason=reason) if reason else _simulated(request, built, "slices"),
         all_reduce=all_reduce,

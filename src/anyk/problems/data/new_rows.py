@@ -47,7 +47,7 @@ def read_rows(
     fit the model.
     """
     where, encoding = shown(file.name), predictor.encoding
-    kind, allowed = extension_of(file, otherwise=encoding.format), limit_of(file, max_gb)
+    kind, allowed = extension_of(file, otherwise=encoding.format), memory_limit(file, max_gb)
     if kind in (".csv", ".parquet"):
         if kind == ".parquet":
             table = read_parquet(file, allowed, needed=[column.name for column in encoding.columns] or None, exact=True)
@@ -67,7 +67,7 @@ def read_rows(
     return predictor.matrix(_svmlight(file, predictor, allowed), where, tell)
 
 
-def limit_of(file: Path, max_gb: float | None) -> Limit:
+def memory_limit(file: Path, max_gb: float | None) -> Limit:
     """Return the limit on the memory for a file of rows."""
     return limit(file, max_gb, remedy="; if you trust the file give --max-gb {:g}")
 
@@ -104,10 +104,10 @@ def write_predictions(
     """
     kind = extension_of(file, otherwise=format)
     if kind == ".parquet":
-        _write_beside_parquet(file, out, predictions)
+        _write_parquet_and_predictions(file, out, predictions)
         return
     rows = len(next(iter(predictions.values())))
-    with _open_out(out) as stream:
+    with _open_output(out) as stream:
         cells: Iterable[Sequence[str]] = ([] for _ in range(rows))
         header: list[str] | None = []
         if kind == ".csv":
@@ -120,7 +120,7 @@ def write_predictions(
             writer.writerow([*row_cells, *values])
 
 
-def check_out(file: Path, out: Path | None, *, format: str | None = None) -> None:
+def check_output_file(file: Path, out: Path | None, *, format: str | None = None) -> None:
     """Raise BadInput if predictions for ``file`` cannot be written to ``out``."""
     if out is None:
         return
@@ -142,18 +142,18 @@ def _check_names(names: Iterable[str], added: Iterable[str], file: Path) -> None
 
 
 @contextmanager
-def _replacing(out: Path) -> Iterator[Path]:
+def _replacing_output(out: Path) -> Iterator[Path]:
     """Yield the path of a file that replaces ``out`` when it is complete; raise BadInput if that fails."""
     with as_bad_input(f"'{out}' cannot be written"), replacing(out) as unfinished:
         yield unfinished
 
 
 @contextmanager
-def _open_out(out: Path | None) -> Iterator[IO[str]]:
+def _open_output(out: Path | None) -> Iterator[IO[str]]:
     if out is None:
         yield sys.stdout
         return
-    with _replacing(out) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as stream:
+    with _replacing_output(out) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as stream:
         yield stream
 
 
@@ -170,7 +170,7 @@ def _read_cells(file: Path, allowed: Limit, rows: int) -> tuple[list[str] | None
     return header, cells
 
 
-def _write_beside_parquet(file: Path, out: Path | None, predictions: Mapping[str, Array]) -> None:
+def _write_parquet_and_predictions(file: Path, out: Path | None, predictions: Mapping[str, Array]) -> None:
     """Write the columns of a Parquet file and then the predictions."""
     import pyarrow
     from pyarrow import csv as arrow_csv
@@ -189,5 +189,5 @@ def _write_beside_parquet(file: Path, out: Path | None, predictions: Mapping[str
         writer.writerows(zip(*columns, strict=True))
         return
     sentence = f"the columns of {shown(file.name)} cannot be written to '{out}'"
-    with as_bad_input(sentence, pyarrow.ArrowException), _replacing(out) as unfinished:
+    with as_bad_input(sentence, pyarrow.ArrowException), _replacing_output(out) as unfinished:
         (parquet.write_table if out.suffix.lower() == ".parquet" else arrow_csv.write_csv)(table, unfinished)

@@ -14,8 +14,8 @@ class Counts:
     """Numbers of chunks by how they ended.
 
     ``counted``: used in the step from the version that they were computed on; ``late_counted``: used in a later step
-    (staleness above 0); ``discarded``: arrived but not used; ``cancelled``: cancelled before the message arrived;
-    ``lost``: the worker died or sent no usable message.
+    (staleness above 0); ``discarded``: arrived but not used, as it was late, superfluous or contradicted by another
+    message; ``cancelled``: cancelled before the message arrived; ``lost``: the worker died or sent no usable message.
     """
 
     dispatched: int = 0
@@ -24,7 +24,9 @@ class Counts:
     discarded: int = 0
     cancelled: int = 0
     lost: int = 0
-    unusable: int = 0  # of the lost: messages that were not finite, too short, or errors
+    # messages that were refused: errors, and those that were not finite, had a wrong length or contradicted another;
+    # such a chunk is lost, or discarded if its message had been accepted before
+    unusable: int = 0
     compared: int = 0  # messages that were compared with others before they were used
     differed: int = 0  # messages that contradicted others; they were not used
 

@@ -9,8 +9,8 @@ from typing import Any
 from anyk.base.errors import RunFailed
 from anyk.protocol import Chunk, Cut, Failed, Progress, Reply, Task, Timing
 
-# status of a chunk; CUT: cancelled, but its end is not yet known; KEPT: counted, but its message is still stored
-OPEN, ARRIVED, ENDED, CUT, KEPT = range(5)
+# status of a chunk; CANCELLED: cancelled, but its end is not yet known; KEPT: counted, but its message is still stored
+OPEN, ARRIVED, ENDED, CANCELLED, KEPT = range(5)
 
 
 class Batch:

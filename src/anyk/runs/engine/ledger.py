@@ -12,7 +12,7 @@ from anyk.clusters.contract import Cluster
 from anyk.clusters.steps import Place
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Progress, Reply, RequestMessage, Timing
 from anyk.runs.engine.counts import Counts, Usage
-from anyk.runs.engine.dispatches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch, plain_weight
+from anyk.runs.engine.dispatches import ARRIVED, CANCELLED, ENDED, KEPT, OPEN, Batch, plain_weight
 from anyk.runs.engine.versions import Versions
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import Ended, Reuse
@@ -20,7 +20,7 @@ from anyk.runs.log.schema import Ended, Reuse
 _UNTIMED: tuple[Timing | None, float | None] = (None, None)
 _NO_TIMES = (None, None, None, None, None)
 _UNUSED = (None, None, None)
-_CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is recorded as never begun
+_CANCELLED_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is recorded as never begun
 _UNSEEN = Usage(0, 0.0, 0)  # without log and models, these statistics are not used
 
 
@@ -39,8 +39,8 @@ class Ledger:
         self.sizes: Sequence[int] = ()  # rows of each partition, known when the data has been split
         self._next = 0  # the least number that the next task may have
         self._given: dict[int, Batch] = {}  # by task
-        self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
-        self._cut_of: list[deque[int]] = [deque() for _ in range(workers)]
+        self._cancelled: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
+        self._cancelled_of: list[deque[int]] = [deque() for _ in range(workers)]
         self.gathered: dict[Place, list[tuple[Place, float]]] = {}  # messages inside messages
 
     @property
@@ -49,9 +49,9 @@ class Ledger:
         return self._given
 
     @property
-    def cut_off(self) -> Mapping[int, Batch]:
+    def cancelled(self) -> Mapping[int, Batch]:
         """The batches of cancelled tasks whose end is not known yet, by task."""
-        return self._cut
+        return self._cancelled
 
     def batch(self, task: int) -> Batch | None:
         """Return the batch of a task that is under way, or None."""
@@ -143,7 +143,7 @@ class Ledger:
         batch, newest = self._given.get(event.task), self._versions.newest
         if batch is None or batch.versions == newest:
             return 0
-        slot = batch.chunk(batch.place_of(event)).slot
+        slot = batch.chunks[event.task - batch.first][event.chunk].slot
         return newest[slot] - batch.versions[slot]
 
     def progress(self, event: Progress) -> None:
@@ -154,10 +154,10 @@ class Ledger:
 
     def _late(self, event: Reply) -> None:
         """Free a message that arrived after its task was cancelled, and record its end."""
-        batch = self._cut.get(event.task)
+        batch = self._cancelled.get(event.task)
         place = batch.place_of(event) if batch is not None else 0
         self._cluster.store.free(event.task, event.chunk)
-        if batch is None or batch.status[place] != CUT:
+        if batch is None or batch.status[place] != CANCELLED:
             return
         batch.timing[place] = (event.timing, event.time)
         self._end(batch, place, "discarded", due=event.time, arrived=True)
@@ -175,46 +175,46 @@ class Ledger:
 
     def fail_late(self, event: Failed) -> None:
         """Record the failure of a cancelled task, which is no fault: its model may have been overwritten meanwhile."""
-        batch = self._cut.get(event.task)
+        batch = self._cancelled.get(event.task)
         if batch is not None:
             place = batch.place_of(event)
-            if batch.status[place] == CUT:
+            if batch.status[place] == CANCELLED:
                 self._end(batch, place, "discarded", due=event.time)
 
     def cut(self, event: Cut) -> None:
         """Record the number of partitions that a worker finished of a cancelled chunk."""
-        batch = self._cut.get(event.task)
+        batch = self._cancelled.get(event.task)
         if batch is not None:
             place = batch.place_of(event)
-            if batch.status[place] == CUT:
+            if batch.status[place] == CANCELLED:
                 self._end(batch, place, "cancelled", done=event.done, due=event.due)
         self._overtake(event.worker, event.task)
 
     def lose(self, worker: int) -> None:
         """End all chunks of a lost worker."""
-        for tasks, waiting in ((self._given, OPEN), (self._cut, CUT)):
+        for tasks, waiting in ((self._given, OPEN), (self._cancelled, CANCELLED)):
             for task, batch in list(tasks.items()):
                 if batch.workers[task - batch.first] != worker:
                     continue
                 for place in batch.places(task, waiting):
                     self._end(batch, place, "lost")
-                if tasks is self._cut:
-                    del self._cut[task]
-        self._cut_of[worker].clear()
+                if tasks is self._cancelled:
+                    del self._cancelled[task]
+        self._cancelled_of[worker].clear()
 
     def _overtake(self, worker: int, task: int) -> None:
         """Record that a worker reported ``task``, and never began cancelled tasks before it that it did not report."""
-        queue = self._cut_of[worker]
+        queue = self._cancelled_of[worker]
         while queue and queue[0] < task:
             self._forget(queue.popleft())
-        if queue and queue[0] == task and not self._cut[task].places(task, CUT):
-            del self._cut[queue.popleft()]
+        if queue and queue[0] == task and not self._cancelled[task].places(task, CANCELLED):
+            del self._cancelled[queue.popleft()]
 
     def _forget(self, task: int) -> None:
         """End the chunks of a cancelled task that its worker will not report."""
-        batch = self._cut.pop(task, None)
+        batch = self._cancelled.pop(task, None)
         if batch is not None:
-            for place in batch.places(task, CUT):
+            for place in batch.places(task, CANCELLED):
                 self._end(batch, place, "cancelled")
 
     # ------------------------------------------------------------------------------------------- how chunks end
@@ -265,16 +265,16 @@ class Ledger:
             elif status == OPEN:
                 if later:
                     cut = True
-                    batch.status[place] = CUT
+                    batch.status[place] = CANCELLED
                     batch.left -= 1
                 else:
                     self._end(batch, place, "cancelled")
         self._given.pop(task, None)
         if cut:
-            self._cut[task] = batch
-            queue = self._cut_of[batch.workers[task - batch.first]]
+            self._cancelled[task] = batch
+            queue = self._cancelled_of[batch.workers[task - batch.first]]
             queue.append(task)
-            if len(queue) > _CUTS_KEPT:
+            if len(queue) > _CANCELLED_KEPT:
                 self._forget(queue.popleft())
         if not batch.left:
             self._close(batch)
@@ -337,7 +337,7 @@ class Ledger:
                     batch.cancelled.setdefault(batch.first + place // batch.width, now)
                     self._end(batch, place, "discarded" if status == ARRIVED else "cancelled")
             self._close(batch)
-        for task in list(self._cut):
+        for task in list(self._cancelled):
             self._forget(task)
 
     def _end(
@@ -360,7 +360,7 @@ class Ledger:
         status = batch.status[place]
         waiting = status == ARRIVED
         batch.status[place] = KEPT if kept else ENDED
-        if status != CUT and not kept:
+        if status != CANCELLED and not kept:
             batch.left -= 1
         item, index = divmod(place, width) if width > 1 else (place, 0)
         log = self._log
@@ -432,7 +432,7 @@ class Ledger:
         """Return counts and tasks under way, as plain data."""
         return {
             "ledger": self.counts.plain(),
-            "cut": [batch.plain(self._cut) for batch in dict.fromkeys(self._cut.values())],
+            "cut": [batch.plain(self._cancelled) for batch in dict.fromkeys(self._cancelled.values())],
             "given": [batch.plain(self._given) for batch in dict.fromkeys(self._given.values())],
             "gathered": [[list(key), inside] for key, inside in self.gathered.items()],
             "next": self._next,
@@ -468,9 +468,9 @@ class Ledger:
             batch = Batch.from_plain(plain)
             batch.closed = True
             for task, worker in enumerate(batch.workers, batch.first):
-                if batch.places(task, CUT):
-                    self._cut[task] = batch
-                    self._cut_of[worker].append(task)
+                if batch.places(task, CANCELLED):
+                    self._cancelled[task] = batch
+                    self._cancelled_of[worker].append(task)
         for (task, chunk), inside in state["gathered"]:
             self.gathered[task, chunk] = [((t, c), weight) for (t, c), weight in inside]
         self._restore_messages(vectors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from anyk.base.errors import BadInput
@@ -14,6 +15,7 @@ from anyk.problems.base import Partitions
 from anyk.protocol import Layout
 
 _MODELS = 3  # versions of a slot: the newest, the next, and one that a task still uses
+_READ = 2  # versions that the driver has where they lie in slices elsewhere: the first, and one that is read
 _DRIVER = 4  # further vectors of the driver: a gradient, copies of the model to evaluate it, the result
 _WORKER = 4  # vectors with the length of a message in which a worker computes it: sums, parts and remainders
 _OUTER = 2  # the most vectors in the state of an optimiser that steps by the change of local work
@@ -46,26 +48,22 @@ class Need(NamedTuple):
         ``saved``: whether checkpoints are written, from copies of models and optimiser states.
         """
         size = partitions.dtype.itemsize
-        vector = partitions.dimension * size
+        vector, slots = partitions.dimension * size, len(layout.slots)
         lengths = [_length(partitions, partition_set) * size for partition_set in layout.covers or layout.assignment]
         state = 0 if optimizer is None else optimizer.vectors
         replies = sum(lengths) // layout.blocks
+        here = cluster.workers_here or cluster.virtual
         inner = build_optimizer(layout.inner, lr=1.0).vectors if layout.inner else state
-        # each worker has two states; a checkpoint copies one of them, and is written from another copy
-        states = 2 * layout.workers * max(inner, 1) * vector if layout.stateful else 0
-        at_workers = sum(_WORKER * length for length in lengths) + states
-        if layout.inner is not None:
-            # the previous state is stored until the next task ends; it may be counted above already
-            at_workers += layout.workers * (_LOCAL + (1 if states else 2) * inner) * vector
-        if not (cluster.virtual or cluster.workers_here):
-            states = 0
+        kept = 2 * layout.workers * max(inner, 1) * vector if layout.stateful else 0  # two states of each worker
+        at_driver = (_DRIVER + saved * (_MODELS + state) * slots) * vector
+        if here:  # a checkpoint copies one of a worker's states, and is written from another copy
+            at_driver += (cluster.virtual + saved) * kept
         return cls(
-            models=_MODELS * vector * len(layout.slots),
-            replies=replies if not (cluster.workers_here or cluster.virtual) else 2 * replies,
-            optimizer=(state if layout.inner is None else max(state, _OUTER)) * vector * len(layout.slots),
-            driver=(_DRIVER + saved * (_MODELS + state) * len(layout.slots)) * vector
-            + (cluster.virtual + saved) * states,
-            workers=at_workers if cluster.workers_here else 0,
+            models=(_READ if cluster.in_slices else _MODELS) * vector * slots,
+            replies=0 if cluster.in_slices else 2 * replies if here else replies,
+            optimizer=(state if layout.inner is None else max(state, _OUTER)) * vector * slots,
+            driver=at_driver,
+            workers=_at_workers(layout, lengths, kept, inner * vector, vector) if cluster.workers_here else 0,
             mapped=cluster.mapped(layout, partitions, [length // size for length in lengths]),
         )
 
@@ -102,6 +100,20 @@ class Need(NamedTuple):
                 f"the run needs about {_amount(needed)} of addresses, this process may map {_amount(available)} more "
                 "(ulimit -v); raise the limit or use fewer workers"
             )
+
+
+def _at_workers(layout: Layout, lengths: Sequence[int], kept: int, inner: int, vector: int) -> int:
+    """Return the bytes that workers need beside their data.
+
+    ``lengths``: bytes of each worker's longest message; ``kept``: of the optimiser states that workers keep; ``inner``:
+    of one such state; ``vector``: of a model.
+    """
+    needed = sum(_WORKER * length for length in lengths) + kept
+    if layout.inner is None:
+        return needed
+    # the previous state is stored until the next task ends; it may be among those that are kept
+    further_states = 1 if kept else 2
+    return needed + layout.workers * (_LOCAL * vector + further_states * inner)
 
 
 def _length(partitions: Partitions, assigned: tuple[int, ...]) -> int:

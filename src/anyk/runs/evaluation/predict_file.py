@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anyk.base.arrays import Array
-from anyk.problems.data.new_rows import check_out, limit_of, read_rows, write_predictions
+from anyk.problems.data.new_rows import check_output_file, memory_limit, read_rows, write_predictions
 from anyk.runs.run import Run
 
 
@@ -47,12 +47,12 @@ def predict_file(
         predictor, model = opened.predictor, opened.model
     if probabilities:
         predictor.check_classes()
-    check_out(source, target, format=predictor.encoding.format)
+    check_output_file(source, target, format=predictor.encoding.format)
     rows = read_rows(source, predictor, header=header, max_gb=max_gb, tell=tell)
     scores = predictor.scores(model, rows)
     columns: dict[str, Array] = {"prediction": predictor.decided(scores)}
     if probabilities:
         chances = predictor.chances(scores)
         columns |= {f"probability_{label}": chances[:, k] for k, label in enumerate(predictor.labels.tolist())}
-    write_predictions(source, target, columns, limit_of(source, max_gb), format=predictor.encoding.format)
+    write_predictions(source, target, columns, memory_limit(source, max_gb), format=predictor.encoding.format)
     return len(scores)

@@ -51,7 +51,7 @@ class RecordOrigin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The record that a plan was made from.
 
     ``digest`` of its times; ``path``, where it was read, with the ``unit`` and the columns that were given, or ``law``,
-    the delay law that it was drawn of, with the ``seed`` (neither: it was made in Python). ``load``: the share of the
+    the delay model that it was drawn of, with the ``seed`` (neither: it was made in Python). ``load``: the share of the
     data that each worker computed in it; ``block``: rounds that are drawn together.
     """
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from anyk.base.arrays import Floats
 from anyk.protocol import Combine
-from anyk.runs.engine.dispatches import ARRIVED, CUT, OPEN, Batch, plain_weight
+from anyk.runs.engine.dispatches import ARRIVED, CANCELLED, OPEN, Batch, plain_weight
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
 
@@ -155,7 +155,7 @@ def logged_receipt(
         chunk
         for task, batch in (stopped or {}).items()
         if before < batch.cancelled.get(task, before) <= update.time and batch.versions[slot] < version
-        for chunk in _late(task, batch, batch.cancelled[task], CUT)
+        for chunk in _late(task, batch, batch.cancelled[task], CANCELLED)
     ]
     sizes = [samples for (samples,) in log.rows("SELECT samples FROM partitions ORDER BY id")]
     return _receipt(
@@ -173,7 +173,7 @@ def receipt_after(driver: Driver, slot: str, version: int) -> Receipt | None:
     assert driver.log is not None
     driver.log.flush()
     workers, partitions = driver.layout.workers, driver.layout.partitions
-    stopped = driver.ledger.cut_off
+    stopped = driver.ledger.cancelled
     return logged_receipt(driver.log, slot, version, workers=workers, partitions=partitions, stopped=stopped)
 
 

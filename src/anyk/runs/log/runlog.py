@@ -9,7 +9,6 @@ checkpoint, which names the newest seal, reveals whether rows are missing at the
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import sqlite3
 import time as clock
@@ -40,6 +39,7 @@ from anyk.runs.log.schema import (
     Update,
     wrong_rows,
 )
+from anyk.runs.log.seals import Seals
 
 _NO_TABLES = "its tables are not those of a run log"
 _EVERY = 0.15  # seconds between commits
@@ -60,11 +60,10 @@ class RunLog:
         self._by_identity: dict[int, tuple[int, Chunk]] = {}
         self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
         self._last = clock.monotonic()
-        self._upto = [0] * len(TABLES)  # rows of each table that are sealed
-        self.seal = ""
         self.totals = Totals()  # of the rows read by :func:`~anyk.runs.log.queries.totals`
         self.lost = False  # whether rows in the write-ahead file could not be read
         self._db = db or self._create(path)
+        self._seals = Seals(self._db)
         self._closing = weakref.finalize(self, self._db.close)
 
     @staticmethod
@@ -170,42 +169,12 @@ class RunLog:
 
     def check_seals(self) -> str | None:
         """Return a sentence on rows that differ from their seals; None if there are none."""
-        upto, seal = [0] * len(TABLES), ""
-        try:
-            for number, (after, written) in enumerate(self._db.execute("SELECT upto, seal FROM seals ORDER BY id"), 1):
-                numbers = json.loads(after)
-                upto, seal = self._sealed(upto, seal, numbers)
-                if numbers != upto or seal != written:
-                    return f"rows written together, number {number}, are not what was written"
-            unsealed = self._sealed(upto, seal, None)[0] != upto
-        except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-            return str(error)
-        self._upto, self.seal = upto, seal
-        return "it has rows that were not sealed" if unsealed else None
+        return self._seals.defect()
 
-    def _sealed(self, upto: list[int], seal: str, end: list[int] | None) -> tuple[list[int], str]:
-        """Return the last row of each table after ``upto``, at most ``end``, and the seal of the rows in between."""
-        digest = hashlib.blake2b(seal.encode(), digest_size=16)
-        new = upto[:]
-        for index, name in enumerate(TABLES):
-            last = None if end is None else end[index]
-            if last == upto[index]:
-                continue
-            rows = self._db.execute(
-                f"SELECT rowid, * FROM {name} WHERE rowid > ? AND rowid <= ? ORDER BY rowid",
-                (upto[index], _LAST if last is None else last),
-            ).fetchall()
-            if rows:
-                new[index] = rows[-1][0]
-                digest.update(msgspec.msgpack.encode((name, rows)))
-        return new, digest.hexdigest()
-
-    def _seal_rows(self) -> None:
-        """Seal new rows, in the transaction that writes them."""
-        upto, seal = self._sealed(self._upto, self.seal, None)
-        if upto != self._upto:
-            self._db.execute("INSERT INTO seals (upto, seal) VALUES (?, ?)", (json.dumps(upto), seal))
-            self._upto, self.seal = upto, seal
+    @property
+    def seal(self) -> str:
+        """The newest seal, of all rows that have been written; empty if none has been."""
+        return self._seals.newest.seal
 
     def has_seal(self, seal: str) -> bool:
         """Return whether the log has all rows up to a seal."""
@@ -312,19 +281,19 @@ class RunLog:
     @contextlib.contextmanager
     def _transaction(self, *, lasting: bool = False) -> Iterator[None]:
         """Write what the block writes, with a seal, or nothing of it if the disk refuses."""
-        before = self._upto, self.seal
+        before = self._seals.newest
         try:
             if lasting:
                 self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("BEGIN")
             yield
             if self.path is not None:
-                self._seal_rows()
+                self._seals.add()
             self._db.execute("COMMIT")
             if lasting:
                 self._db.execute("PRAGMA synchronous=NORMAL")
         except sqlite3.Error as error:
-            self._upto, self.seal = before
+            self._seals.newest = before
             if self._db.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
@@ -360,15 +329,14 @@ class RunLog:
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             if not seq:  # the run starts again
                 self._db.execute("DELETE FROM partitions")
-            row = self._db.execute("SELECT id, upto FROM seals WHERE seal = ?", (seal,)).fetchone()
-            number, upto = (0, [0] * len(TABLES)) if row is None else (row[0], json.loads(row[1]))
+            number, sealed = self._seals.number(seal)
             self._db.execute(  # sealed rows stay: a slot without an update may have started at any version
                 "DELETE FROM evaluations WHERE rowid > ? AND version > "
                 "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)",
-                (upto[list(TABLES).index("evaluations")],),
+                (sealed.upto[list(TABLES).index("evaluations")],),
             )
             self._db.execute("DELETE FROM seals WHERE id > ?", (number,))
-            self._upto, self.seal = upto, seal if number else ""
+            self._seals.newest = sealed
         self.totals = Totals()
         for number, *values in self._db.execute("SELECT * FROM works"):
             plain = zip(Chunk._fields, values, strict=True)
@@ -429,7 +397,6 @@ class RunLog:
 
 
 LOST = "rows in its write-ahead file cannot be read"
-_LAST = 2**63 - 1  # SQLite's last row number
 
 
 def _from_bytes(data: bytes, path: Path | None) -> RunLog:

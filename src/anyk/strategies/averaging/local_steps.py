@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import partial
 from math import floor
 from typing import Any
@@ -20,6 +20,7 @@ from anyk.protocol import (
     CompressorFacts,
     DelayLaw,
     Dispatch,
+    Layout,
     LossEvaluated,
     Mix,
     Pace,
@@ -74,7 +75,6 @@ class LocalSteps(RoundWork):
     """
 
     State = LocalState
-    sends_models = True
     fewest_replies = 1  # a single model can be averaged
 
     tau: AtLeastOne = 10
@@ -157,19 +157,21 @@ class LocalSteps(RoundWork):
         return "workers take steps of their own, then their models are averaged"
 
     @property
-    def measures(self) -> bool:
-        """Whether the speed of workers is measured."""
-        return self.speeds
-
-    @property
     def slots(self) -> tuple[str, ...]:
         """Names of the model, and of the further models that the adapting rule needs."""
-        return super().slots if self.adapt is None else self.adapt.slots
+        return ("model",) if self.adapt is None else self.adapt.slots
 
-    @property
-    def losses(self) -> bool:
-        """Whether the training loss is evaluated."""
-        return self.adapt is not None
+    def layout(self, of_code: Layout) -> Layout:
+        """Return the layout of a code's rounds with what local steps need; messages cover no partitions."""
+        return replace(
+            of_code,
+            slots=self.slots,
+            auxiliary=self.slots[self.models :],
+            covers=((),) * of_code.workers,
+            inner=self.inner,
+            losses=self.adapt is not None,
+            stateful=self.keep,
+        )
 
     @property
     def usual_wait(self) -> WaitLike:

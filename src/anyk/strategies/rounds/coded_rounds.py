@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan
 
 from anyk.base.arrays import Floats
@@ -77,13 +78,8 @@ class Rounds(CodeInUse):
         computed = None
         if self.changes is not None:  # at the start
             computed = [len(assigned) / self.first_code.partitions for assigned in self.first_code.assignment]
-        adapted = self._adapted if self.code_rule.measures else None
+        adapted = partial(_adapted, self) if self.code_rule.measures else None
         return replace(self.work.facts(self), shares_computed=computed, adapted=adapted)
-
-    def _adapted(self, seconds: Floats, slopes: Floats, load: float) -> Rounds:
-        """Return rounds with the code on which the rule that measures settles."""
-        code = self.code_rule.adapted(self.first_code, seconds, slopes, load)
-        return replace(self, code=code, changes=None)
 
     def start(self, fleet: Fleet) -> tuple[RoundState, Commands]:
         s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds)
@@ -309,6 +305,12 @@ class Rounds(CodeInUse):
         return self.cannot_step(
             s, f"{len(s.task_of)} of {self.code.replies} replies do not give the sum{_reasons(self, crew)}{advice}"
         )
+
+
+def _adapted(rounds: Rounds, seconds: Floats, slopes: Floats, load: float) -> Rounds:
+    """Return rounds with the code on which the rule that measures settles."""
+    code = rounds.code_rule.adapted(rounds.first_code, seconds, slopes, load)
+    return replace(rounds, code=code, changes=None)
 
 
 def _reasons(rounds: Rounds, crew: Crew) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from anyk.protocol import (
     CompressorFacts,
     DelayLaw,
     Dispatch,
+    Layout,
     Pace,
     StrategyFacts,
     Task,
@@ -27,7 +28,7 @@ from anyk.protocol import (
 )
 from anyk.strategies.rounds.checked_rounds import CheckedRounds
 from anyk.strategies.rounds.gradient_facts import durations, in_words, no_durations, pace
-from anyk.strategies.rounds.round_work import RoundWork
+from anyk.strategies.rounds.round_work import OWN_DECODERS, RoundWork
 from anyk.strategies.rounds.scaling import Scaling
 from anyk.strategies.rounds.snapshot import Snapshot
 from anyk.strategies.rounds.state import Ending, RoundState
@@ -188,9 +189,13 @@ class Gradients(RoundWork):
         return method(self.decoder)
 
     @property
-    def epochs(self) -> bool:
-        """Whether mini-batches are consecutive parts of a permutation."""
-        return self.order == "epoch"
+    def own_decoder(self) -> bool:
+        """Whether replies are decoded in the code's own way."""
+        return self.method in OWN_DECODERS
+
+    def layout(self, of_code: Layout) -> Layout:
+        """Return the layout of a code's rounds with the models, and the order of mini-batches."""
+        return replace(of_code, slots=self.slots, epochs=self.order == "epoch")
 
     def scaling_under(self, code: Code) -> Scaling:
         """Return how sums under a code are corrected if partitions are missing."""

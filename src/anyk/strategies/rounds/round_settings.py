@@ -15,7 +15,7 @@ from anyk.strategies.crew import CrewStrategy
 from anyk.strategies.rounds.code_rules import CodeRule, FixedCode, LearningCode
 from anyk.strategies.rounds.elastic import Elastic
 from anyk.strategies.rounds.gradients import Gradients
-from anyk.strategies.rounds.round_work import RoundWork
+from anyk.strategies.rounds.round_work import OWN_DECODERS, RoundWork
 from anyk.strategies.rounds.scaling import Scaling, scaling_of
 from anyk.strategies.rounds.shares import batch_of, shares_of
 from anyk.strategies.rounds.state import RoundState
@@ -40,7 +40,7 @@ class RoundSettings(CrewStrategy[RoundState]):
     _projected: bool = field(default=False, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_timed", self.work.measures or self.code_rule.measures)
+        object.__setattr__(self, "_timed", self.work.speeds or self.code_rule.measures)
         object.__setattr__(self, "_projected", self.policy.projected)
         if self.changes is not None:
             self.changes.check(self)
@@ -137,7 +137,7 @@ class RoundSettings(CrewStrategy[RoundState]):
     @cached_property
     def own_decoder(self) -> bool:
         """Whether replies are decoded in the code's own way."""
-        return self.work.own_decoder
+        return self.work.method in OWN_DECODERS
 
     @cached_property
     def scaling_used(self) -> Scaling:
@@ -153,25 +153,19 @@ class RoundSettings(CrewStrategy[RoundState]):
     @cached_property
     def layout(self) -> Layout:
         code, rule = self.first_code, self.code_rule
-        return Layout(
+        of_code = Layout(
             workers=code.workers,
             partitions=code.partitions,
             assignment=(tuple(range(code.partitions)),) * code.workers if rule.moves_data else code.assignment,
-            slots=self.work.slots,
-            auxiliary=self.work.slots[self.models :],
-            covers=((),) * code.workers if self.work.sends_models else None,
             blocks=code.blocks,
             voting=self.policy.projected,
-            inner=self.work.inner,
             together=self.together,
             replicated=not self.code.own_messages if rule.moves_data else None,
-            losses=self.work.losses,
             minibatches=self._samples > 0,
             spanning=self.spanning,
-            epochs=self.work.epochs,
             fewest=self.changes.fewest if isinstance(self.changes, Elastic) else 0,
-            stateful=self.work.keep,
         )
+        return self.work.layout(of_code)
 
     @cached_property
     def spec(self) -> str:

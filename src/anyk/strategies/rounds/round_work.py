@@ -8,28 +8,26 @@ from typing import Any, ClassVar
 
 from anyk.codes import Code, Method, Selection
 from anyk.codes.decoders import METHODS
-from anyk.protocol import Command, Dispatch, LossEvaluated, StrategyFacts, Task
+from anyk.protocol import Command, Dispatch, Layout, LossEvaluated, StrategyFacts, Task
 from anyk.strategies.rounds.scaling import Scaling
 from anyk.strategies.rounds.state import Ending, RoundState
 from anyk.strategies.rounds.terms import RoundTerms
 from anyk.strategies.wait import WaitLike
 
+OWN_DECODERS = (METHODS["own"], METHODS["exact"])  # replies are decoded in the code's own way
+
 
 class RoundWork(ABC):
     """The messages of workers in a round, and the step made of them: gradients or local steps.
 
-    ``models``: number of models that are trained simultaneously. ``inner``: the spec of the optimiser of local steps,
-    None for gradients. ``keep``: whether workers keep an optimiser's state. ``sends_models``: whether messages are
-    models, not gradients. ``fewest_replies``: the number of replies with which a step can be taken; None if it depends
-    on the code.
+    ``models``: number of models that are trained simultaneously. ``speeds``: whether the times of replies are noted.
+    ``fewest_replies``: the number of replies with which a step can be taken; None if it depends on the code.
     """
 
     State: ClassVar[type[Any]]
-    sends_models: ClassVar[bool] = False
     fewest_replies: ClassVar[int | None] = None
     models: int = 1
-    inner: str | None = None
-    keep: bool = False
+    speeds: bool = False
 
     @abstractmethod
     def check(self, rounds: RoundTerms) -> None:
@@ -49,35 +47,14 @@ class RoundWork(ABC):
     def summary(self, rounds: RoundTerms) -> str:
         """Return a short description of these rounds."""
 
-    @property
-    def measures(self) -> bool:
-        """Whether the times of replies are noted."""
-        return False
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the models."""
-        return ("model",)
-
-    @property
-    def losses(self) -> bool:
-        """Whether the training loss is evaluated."""
-        return False
-
-    @property
-    def epochs(self) -> bool:
-        """Whether mini-batches are consecutive parts of a permutation."""
-        return False
+    @abstractmethod
+    def layout(self, of_code: Layout) -> Layout:
+        """Return the layout of a code's rounds with what depends on the work."""
 
     @property
     def method(self) -> Method:
         """Method that decodes replies."""
         return METHODS["own"]
-
-    @property
-    def own_decoder(self) -> bool:
-        """Whether replies are decoded in the code's own way."""
-        return self.method in (METHODS["own"], METHODS["exact"])
 
     @property
     def usual_wait(self) -> WaitLike:

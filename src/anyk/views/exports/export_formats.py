@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from anyk.base import Registry
+from anyk.base import BadInput, Registry, explaining, parse_spec
 from anyk.runs import Run
 from anyk.views.exports.log_tables import save_tables
 from anyk.views.exports.perfetto import save_perfetto
@@ -31,6 +32,22 @@ class Exporter(ABC):
 
 
 exporters: Registry[Exporter] = Registry("export format")
+
+
+def build_exporter(spec: str) -> Exporter:
+    """Return the exporter of a spec; raise :class:`~anyk.BadInput` if a user's class cannot be one."""
+    own = exporters.entry(parse_spec(spec)[0]).own
+    with contextlib.nullcontext() if own else explaining(f"the exporter '{spec}' cannot be made"):
+        exporter: object = exporters.build(spec)
+    if not isinstance(exporter, Exporter):
+        raise BadInput(f"the exporter '{spec}' must be a class that extends anyk.views.Exporter, got {exporter!r}")
+    ending: object = getattr(exporter, "ending", None)
+    if not isinstance(ending, str) or not ending:
+        raise BadInput(
+            f"the exporter '{spec}' must state the ending of what it writes, as in ending = '.json' in its class; "
+            f"{'it has none' if ending is None else f'got {ending!r}'}"
+        )
+    return exporter
 
 
 @exporters.register("perfetto")

@@ -22,7 +22,7 @@ from anyk.base.errors import BadInput, as_bad_input, describe_error, needing
 from anyk.base.named import admit_address
 from anyk.base.plain import ByName
 from anyk.base.regular_files import open_plain
-from anyk.problems.data.user_files import target_column
+from anyk.problems.data.user_tables import target_column
 from anyk.tables import (
     CODES,
     Limit,

@@ -14,7 +14,7 @@ from anyk.base.arrays import Array, Floats
 from anyk.base.errors import BadInput
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.shards.sources import HEAD, Shards, format_of
-from anyk.problems.data.user_files import target_column
+from anyk.problems.data.user_tables import target_column
 from anyk.tables import (
     Table,
     check_categories,
