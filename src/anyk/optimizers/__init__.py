@@ -28,6 +28,7 @@ from anyk.optimizers.steps import (
     suits_smoothness,
     unclipped,
 )
+from anyk.optimizers.torch_groups import give_state
 from anyk.optimizers.torch_optimizers import TorchOptimizer
 
 for _optimizer in (GD, Momentum, Nesterov, Accelerated, Adam, AdamW, SlowMo, Clip):
@@ -67,6 +68,7 @@ __all__ = [
     "SlowMo",
     "State",
     "TorchOptimizer",
+    "give_state",
     "learning_rate",
     "optimizer",
     "register",

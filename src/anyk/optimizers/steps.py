@@ -224,6 +224,10 @@ class Optimizer(ABC):
         """Return the optimiser adapted to a problem's parameters, such as their shapes; by default unchanged."""
         return self
 
+    def at_step(self, t: int, scale: float) -> Optimizer:
+        """Return what takes step ``t`` in slices; a loop may have changed its optimiser since the last step."""
+        return self
+
     def start(self, w: Vector) -> State:
         """Return the state before the first step from ``w``."""
         return {}

@@ -198,6 +198,8 @@ class Holding:
         for shown in self._shown:
             self._drop(shown)
         self._shown.clear()
+        if order.optimizer:
+            holder.renew(plan.slot, order.optimizer)
         key = (plan.slot, plan.version + 1)
         out = self._vectors.room(key)
         try:

@@ -186,6 +186,7 @@ class TakeStep(NodeMessage):
     """Step the node's slice, when the ``needs`` are there; messages are meant by the numbers of their slices.
 
     ``factor``: of an optimiser that clips, by which the direction is multiplied that was kept when it was measured.
+    ``optimizer``: a new one of the slot, with the same state; empty if it is as before.
     """
 
     run: int
@@ -193,6 +194,7 @@ class TakeStep(NodeMessage):
     plan: StepPlan
     needs: list[Key]
     factor: float | None = None
+    optimizer: bytes = b""
 
 
 class MeasureStep(NodeMessage):

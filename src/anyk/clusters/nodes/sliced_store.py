@@ -49,6 +49,7 @@ class SlicedStore(DriverStore):
         self._newest: dict[str, int] = {}
         self._given: dict[str, Vectors | None] = {}  # states with which slots are to be stepped, None: fresh ones
         self._optimizers: dict[str, Optimizer] = {}
+        self._held: dict[str, bytes] = {}  # as the holders have them
         self._offers: list[Offered] = []
 
     # ------------------------------------------------------------------------------------------- versions
@@ -174,8 +175,13 @@ class SlicedStore(DriverStore):
         slot = plan.slot
         if optimizer is not self._optimizers[slot]:
             raise BadInput(_WHOLE)
-        if slot in self._given:
-            self._hold(slot, optimizer, penalties)
+        optimizer = optimizer.at_step(plan.version, plan.scale)
+        fresh = slot in self._given
+        pickled = pickle.dumps(optimizer) if fresh or optimizer is not self._optimizers[slot] else b""
+        if fresh:
+            self._hold(slot, optimizer, pickled, penalties)
+        renewed = b"" if fresh or pickled == self._held[slot] else pickled
+        self._held[slot] = pickled or self._held[slot]
         needs: list[Key] = [(slot, plan.version)]
         if plan.mix is not None:
             needs += [(term.slot, term.version) for term in plan.mix.models]
@@ -185,7 +191,7 @@ class SlicedStore(DriverStore):
             self._cluster.locate(rank, needs)
         numbered = self._numbered(plan)
         factor = self._factor(numbered, needs, optimizer)
-        answers = self._holders.ask(lambda run, number, rank: TakeStep(run, number, numbered, needs, factor))
+        answers = self._holders.ask(lambda run, number, rank: TakeStep(run, number, numbered, needs, factor, renewed))
         parts, digest = [], 0
         for rank, done in answers.items():
             (_, _, offered), *_ = done.offered
@@ -213,9 +219,9 @@ class SlicedStore(DriverStore):
             compensation=stale and tuple(each._replace(message=number(each.message)) for each in stale),
         )
 
-    def _hold(self, slot: str, optimizer: Optimizer, penalties: Vector | None) -> None:
+    def _hold(self, slot: str, optimizer: Optimizer, pickled: bytes, penalties: Vector | None) -> None:
         """Give the holders the optimiser of a slot, with the slices of its state and of the regulariser's factors."""
-        states, pickled = self._given.pop(slot), pickle.dumps(optimizer)
+        states = self._given.pop(slot)
         parts: dict[int, list[tuple[str, Form, Part]] | None] = dict.fromkeys(self._holders.slices)
         factors: dict[int, tuple[Form, Part] | None] = dict.fromkeys(self._holders.slices)
         for rank, (first, last) in self._holders.slices.items():

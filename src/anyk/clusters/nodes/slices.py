@@ -114,6 +114,10 @@ class Holder:
         if states is None:
             self._fresh.add(slot)
 
+    def renew(self, slot: str, pickled: bytes) -> None:
+        """Take the next steps of a slot by another optimiser, with the same state."""
+        self._settings[slot] = self._settings[slot]._replace(optimizer=pickle.loads(pickled))
+
     def states(self, slot: str, version: int) -> Vectors:
         """Return the state of a slot's optimiser before the step from a version."""
         optimizer, states, _ = self._settings[slot]
