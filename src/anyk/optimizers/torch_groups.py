@@ -47,6 +47,11 @@ class TorchGroups:
         shell.__dict__ |= _attributes(self.given) | {"state": {}, "param_groups": []}
         return vars(self) | {"given": shell, "placed": []}
 
+    def __copy__(self) -> TorchGroups:
+        twin = object.__new__(type(self))
+        twin.__dict__ |= vars(self)
+        return twin
+
     @property
     def lr(self) -> float:
         """The largest learning rate."""

@@ -421,9 +421,11 @@ def main() -> None:
             torch.manual_seed(0)
             module = torch.nn.Sequential(torch.nn.Linear(500, 600), torch.nn.Tanh(), torch.nn.Linear(600, 2))
             X = torch.randn(60, 500)
-            problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
             groups: list[Any] = [{"params": module[0].parameters(), "lr": 0.1}, {"params": module[2].parameters()}]
             adam = torch.optim.AdamW(groups, lr=0.01)
+            module(X).square().sum().backward()
+            adam.step()  # from which it goes on
+            problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
             schedule = torch.optim.lr_scheduler.StepLR(adam, 2, gamma=0.5)
             options: dict[str, Any] = {"out": out, "go_on": out is not None, "keep": [adam, schedule]}
             optimizer = anyk.torch.Optimizer(
@@ -446,7 +448,8 @@ def main() -> None:
             state = adam.state_dict()
             final = [*module.state_dict().values()]
             final += [value for values in state["state"].values() for value in values.values()]
-            return seen, final, state["param_groups"], optimizer.run.log.rows("SELECT version, digest FROM updates")
+            rates = [group["lr"] for group in state["param_groups"]]
+            return seen, final, rates, optimizer.run.log.rows("SELECT version, digest FROM updates")
 
         def equal(ones: Any, others: Any) -> bool:
             return len(ones) == len(others) and all(map(torch.equal, ones, others))
