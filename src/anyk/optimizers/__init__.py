@@ -24,8 +24,11 @@ from anyk.optimizers.steps import (
     registry,
     schedules,
     split_rate,
+    squared_norm,
     suits_smoothness,
+    unclipped,
 )
+from anyk.optimizers.torch_groups import give_state
 from anyk.optimizers.torch_optimizers import TorchOptimizer
 
 for _optimizer in (GD, Momentum, Nesterov, Accelerated, Adam, AdamW, SlowMo, Clip):
@@ -65,11 +68,14 @@ __all__ = [
     "SlowMo",
     "State",
     "TorchOptimizer",
+    "give_state",
     "learning_rate",
     "optimizer",
     "register",
     "registry",
     "schedules",
     "split_rate",
+    "squared_norm",
     "suits_smoothness",
+    "unclipped",
 ]

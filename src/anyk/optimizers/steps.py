@@ -20,6 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Type
 import msgspec
 import numpy as np
 
+from anyk.base import keyed
 from anyk.base.arrays import Flags, Indices, Vector
 from anyk.base.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_value, value_class
 from anyk.base.errors import BadInput
@@ -221,6 +222,10 @@ class Optimizer(ABC):
 
     def fitted(self, problem: Any) -> Optimizer:
         """Return the optimiser adapted to a problem's parameters, such as their shapes; by default unchanged."""
+        return self
+
+    def at_step(self, t: int, scale: float) -> Optimizer:
+        """Return what takes step ``t`` in slices; a loop may have changed its optimiser since the last step."""
         return self
 
     def start(self, w: Vector) -> State:
@@ -523,7 +528,17 @@ def optimizer(spec: str, *, lr: float | str | Schedule | None = None) -> Optimiz
     return registry.build(plain, lr=number_in(rate) if isinstance(rate, str) else rate)
 
 
-_PART = 1 << 16  # numbers squared together
+def squared_norm(numbers: Vector) -> float:
+    """Return the squared norm of at most :data:`~anyk.base.keyed.PART` numbers, whose bits no thread pool changes."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.square(numbers, dtype=float).sum())  # squares of float32 overflow soon
+
+
+def unclipped(of: Optimizer) -> Optimizer:
+    """Return what steps by the gradients that an optimiser has clipped; the optimiser itself if it does not clip."""
+    while isinstance(of, Clip):
+        of = of.inner
+    return of
 
 
 @value_class
@@ -532,7 +547,8 @@ class Clip(Optimizer):
 
     The gradient is the one of a whole step, combined, averaged and regularised; a longer one is multiplied by
     ``norm / (|g| + 1e-6)``, as ``torch.nn.utils.clip_grad_norm_`` does. ``of`` is an optimiser, whose learning rate
-    holds, or a spec, which takes ``lr``.
+    holds, or a spec, which takes ``lr``. A model is stepped in slices if ``of`` can be, by the :meth:`factor` of the
+    whole gradient, whose squares add up over parts of :data:`~anyk.base.keyed.PART` numbers.
 
     >>> import numpy as np
     >>> Clip(lr=1.0, of="gd", norm=5.0).step(np.zeros(2), np.array([30.0, 40.0]), {}, 0).round(5)
@@ -547,51 +563,77 @@ class Clip(Optimizer):
     def __post_init__(self) -> None:
         if isinstance(self.of, str):
             object.__setattr__(self, "of", optimizer(self.of, lr=self.lr))
-        elif self.lr is not None and self.lr != self._inner.lr:
+        elif self.lr is not None and self.lr != self.inner.lr:
             raise BadInput(
-                f"the learning rate is given twice, as {self.lr} and as {self._inner.lr} of {self.of}; keep one"
+                f"the learning rate is given twice, as {self.lr} and as {self.inner.lr} of {self.of}; keep one"
             )
-        object.__setattr__(self, "lr", self._inner.lr)
-        object.__setattr__(self, "rate", self._inner.rate)
+        object.__setattr__(self, "lr", self.inner.lr)
+        object.__setattr__(self, "rate", self.inner.rate)
 
     @property
-    def _inner(self) -> Optimizer:
+    def inner(self) -> Optimizer:
+        """The optimiser that steps by clipped gradients."""
         assert isinstance(self.of, Optimizer)
         return self.of
 
     @property
     def watches(self) -> Literal["higher", "lower"] | None:
-        return self._inner.watches
+        return self.inner.watches
 
     @property
     def uniform(self) -> bool:
-        return self._inner.uniform
+        return self.inner.uniform
 
     @property
     def vectors(self) -> int:
-        return self._inner.vectors
+        return self.inner.vectors
 
     def observe(self, state: State, value: float) -> None:
-        self._inner.observe(state, value)
+        self.inner.observe(state, value)
 
     @property
     def spec(self) -> str:
-        return show_spec(self.name, {"of": bracketed(self._inner.spec), "norm": self.norm})
+        return show_spec(self.name, {"of": bracketed(self.inner.spec), "norm": self.norm})
 
     def fitted(self, problem: Any) -> Optimizer:
-        return replace(self, of=self._inner.fitted(problem))
+        return replace(self, of=self.inner.fitted(problem))
 
     def start(self, w: Vector) -> State:
-        return self._inner.start(w)
+        return self.inner.start(w)
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        squares = 0.0
-        for first in range(0, gradient.size, _PART):
-            piece = gradient[first : first + _PART].astype(float, copy=False)  # squares of float32 overflow soon
-            squares += float(piece @ piece)
-        norm = math.sqrt(squares)
-        if norm > self.norm:
-            gradient *= gradient.dtype.type(min(1.0, self.norm / (norm + 1e-6)))
-        return self._inner.step(w, gradient, state, t, scale, out=out)
+        self.shorten(gradient)
+        return unclipped(self).step(w, gradient, state, t, scale, out=out)
+
+    def shorten(self, gradient: Vector) -> None:
+        """Scale a gradient down in place."""
+        parts = range(0, gradient.size, keyed.PART)
+        gradient *= gradient.dtype.type(self.factor([squared_norm(gradient[at : at + keyed.PART]) for at in parts]))
+
+    def factor(self, squares: Sequence[float]) -> float:
+        """Return the number by which a gradient is multiplied, from the squared norms of its parts, in order.
+
+        A clipped gradient that is clipped again has the norm to which it was scaled.
+
+        >>> round(Clip(lr=1.0, norm=5.0).factor([900.0, 1600.0]), 5), Clip(lr=1.0, norm=5.0).factor([9.0, 16.0])
+        (0.1, 1.0)
+        """
+        total = 0.0
+        for square in squares:  # in this order: sum() of later versions of Python rounds in another way
+            total += square
+        norm, factor = math.sqrt(total), 1.0
+        clips: Optimizer = self
+        while isinstance(clips, Clip):
+            if norm > clips.norm:
+                shorter = min(1.0, clips.norm / (norm + 1e-6))
+                factor, norm = factor * shorter, norm * shorter
+            clips = clips.inner
+        return factor
+
+    def state_at(self, state: State, coordinates: slice) -> State:
+        return self.inner.state_at(state, coordinates)
+
+    def joined_state(self, parts: Sequence[State]) -> State:
+        return self.inner.joined_state(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,9 +44,13 @@ class TorchGroups:
     def __getstate__(self) -> dict[str, Any]:
         """Return what steps need elsewhere: without parameters and their state."""
         shell = object.__new__(type(self.given))
-        shell.__dict__ |= vars(self.given) | {"state": {}, "param_groups": []}
-        shell.__dict__.pop("step", None)  # schedulers wrap it
+        shell.__dict__ |= _attributes(self.given) | {"state": {}, "param_groups": []}
         return vars(self) | {"given": shell, "placed": []}
+
+    def __copy__(self) -> TorchGroups:
+        twin = object.__new__(type(self))
+        twin.__dict__ |= vars(self)
+        return twin
 
     @property
     def lr(self) -> float:
@@ -80,13 +84,19 @@ class TorchGroups:
             raise BadInput("all parameters of the optimiser are frozen (requires_grad=False): nothing would be trained")
         return groups
 
+    def with_numbers_of(self, optimizer: torch.optim.Optimizer) -> TorchGroups:
+        """Return the groups with the numbers that an optimiser with the same groups has now."""
+        groups = copy.copy(self)
+        groups._values = [copy.deepcopy(hyperparameters(group)) for group in optimizer.param_groups]
+        for values in groups._values:
+            values["lr"] = float(values["lr"])
+        return groups
+
     def over(self, parameters: Sequence[torch.Tensor], places: Sequence[int] | None = None) -> Any:
         """Return an optimiser like the given one, without state, of these parameters: at ``places``, or all."""
         by_place = dict(zip(range(len(parameters)) if places is None else places, parameters, strict=True))
         optimizer = object.__new__(type(self.given))
-        # schedulers wrap the step
-        attributes = {name: value for name, value in vars(self.given).items() if name != "step"}
-        optimizer.__dict__ |= attributes | {
+        optimizer.__dict__ |= _attributes(self.given) | {
             "state": defaultdict(dict),
             "param_groups": [
                 values | {"params": [by_place[index] for index in group_places if index in by_place]}
@@ -94,6 +104,12 @@ class TorchGroups:
             ],
         }
         return optimizer
+
+
+def _attributes(optimizer: torch.optim.Optimizer) -> ByName:
+    """Return an optimiser's attributes but for what concerns only the user's: schedulers wrap its step."""
+    own = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    return own | {"_optimizer_state_dict_pre_hooks": OrderedDict()}
 
 
 def hyperparameters(group: ByName) -> ByName:

@@ -148,6 +148,19 @@ class TorchOptimizer(Optimizer):
         fitted._try(fitted.shapes or ())
         return fitted
 
+    def with_numbers_of(self, optimizer: torch.optim.Optimizer) -> TorchOptimizer:
+        """Return this optimiser with the numbers that the groups of the user's have now."""
+        assert self._groups is not None
+        present = copy.copy(self)
+        present._groups = self._groups.with_numbers_of(optimizer)
+        return present
+
+    @property
+    def parameters(self) -> Sequence[Any]:
+        """The parameters of the user's optimiser in the problem's order, None if it lacks one."""
+        assert self._groups is not None
+        return self._groups.placed
+
     def start(self, w: Vector) -> State:
         if self._groups is None:
             return {}

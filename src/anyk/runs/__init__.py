@@ -33,6 +33,7 @@ from anyk.runs.races.speedups import (
     spread,
 )
 from anyk.runs.run import Run
+from anyk.runs.sliced_loop import SlicedRounds, optimizer_rounds
 from anyk.runs.stepping import Step, rounds
 from anyk.runs.training import resume, train, train_many
 
@@ -53,6 +54,7 @@ __all__ = [
     "Replay",
     "Run",
     "RunLog",
+    "SlicedRounds",
     "SeedsComparison",
     "SpeedUp",
     "Spread",
@@ -68,6 +70,7 @@ __all__ = [
     "grouped",
     "is_race",
     "mean_over",
+    "optimizer_rounds",
     "predict_file",
     "race",
     "replay",

@@ -54,7 +54,7 @@ class LoopModule:
         self._parameters = trainable_parameters(module)
         self._watched = _WatchedSteps(self._parameters)
         self._statistics = _Statistics(module, problem)
-        self._kept = _KeptTensors.of(module, problem)
+        self._kept = KeptTensors.of(module, problem)
         self._to_restore = resumed
         self._idle = None if resumed else 0  # the number of steps without a change of the model; None after a change
         self._lost = 0  # gradients in a row that no step has used
@@ -70,7 +70,7 @@ class LoopModule:
     def begin_step(self, model: Vector, gradient: Vector) -> None:
         """Give the module a step's gradient, and before the first of a resumed run its model."""
         if self._to_restore:
-            _put_model(self._parameters, model)
+            put_model(self._parameters, model)
             if self._kept is not None:
                 self._kept.restore(self._sent())
             self._to_restore = False
@@ -100,7 +100,7 @@ class LoopModule:
     def close(self, final: Vector | None, *, failed: bool) -> None:
         """End the loop; ``final``: the model of the run, if it has ended well."""
         if self._to_restore and final is not None:  # the resumed run had no step left
-            _put_model(self._parameters, final)
+            put_model(self._parameters, final)
         self._watched.close()
         self._statistics.close()
         if self._idle is not None and self._idle >= _IDLE and not failed:
@@ -135,7 +135,7 @@ class LoopModule:
         set_gradients(*zip(*with_gradient, strict=True))
 
 
-class _KeptTensors:
+class KeptTensors:
     """The frozen parameters and buffers of a loop's module, which travel to the workers when the loop renews them."""
 
     def __init__(self, module: torch.nn.Module, values: Values, norms: Sequence[str]) -> None:
@@ -152,7 +152,7 @@ class _KeptTensors:
         self._seen: list[tuple[Any, Any]] = [(None, None)] * len(tensors)
 
     @classmethod
-    def of(cls, module: torch.nn.Module, problem: Problem) -> _KeptTensors | None:
+    def of(cls, module: torch.nn.Module, problem: Problem) -> KeptTensors | None:
         """Return the tensors, None if there are none."""
         values = abilities_of(problem).changing_values
         tensors = None if values is None else cls(module, values, abilities_of(problem).moving_norms)
@@ -328,7 +328,8 @@ def _pieces(
     return zip(parameters, pieces, strict=True)
 
 
-def _put_model(parameters: Sequence[torch.nn.Parameter], w: Vector) -> None:
+def put_model(parameters: Sequence[torch.nn.Parameter], w: Vector) -> None:
+    """Set the parameters to a model."""
     for parameter, piece in _pieces(parameters, w.copy()):
         parameter.detach().copy_(piece)
 

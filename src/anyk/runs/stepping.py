@@ -20,7 +20,7 @@ from anyk.base.errors import BadInput, RunFailed, outside
 from anyk.base.specs import Spec
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
-from anyk.optimizers import STEPPED, Optimizer
+from anyk.optimizers import STEPPED, Clip, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
 from anyk.problems.watch import CodeWatch, is_glanced_at
@@ -79,6 +79,7 @@ class _HandOver(Optimizer):
     name = STEPPED
     rounds: Any = None
     accumulate: int = 1
+    clip: float | None = None
 
     @property
     def spec(self) -> str:
@@ -100,7 +101,10 @@ class _HandOver(Optimizer):
             gradient, scale = state["sum"] / self.accumulate, 1.0
             state["sum"][:] = 0.0
         # copies, as the user may store both
-        model = self.rounds.hand_over(t // self.accumulate, gradient.astype(w.dtype), w.copy(), scale)
+        gradient = gradient.astype(w.dtype)
+        if self.clip is not None:
+            Clip(of="gd", lr=1.0, norm=self.clip).shorten(gradient)
+        model = self.rounds.hand_over(t // self.accumulate, gradient, w.copy(), scale)
         if np.shape(model) != w.shape:
             raise BadInput(f"step.model must stay a vector of {w.size:,} numbers, got shape {np.shape(model)}")
         out = np.empty_like(w) if out is None else out
@@ -109,7 +113,7 @@ class _HandOver(Optimizer):
 
 
 @dataclass(eq=False)
-class _Loop(Callback):
+class Loop(Callback):
     """The callback by which a run reports to the user's loop and stores the loop's state in checkpoints."""
 
     _keep: tuple[Any, ...]
@@ -163,7 +167,7 @@ class SteppedRounds:
     _problem: Problem
     _start: Callable[..., Run]
     _into: Any
-    _loop: _Loop
+    _loop: Loop
     _callbacks: Callbacks
     _resumed: Path | None  # the folder of the run that continues
     _last: int | None  # the number of steps, if it is limited
@@ -175,6 +179,7 @@ class SteppedRounds:
     _run: Run | None = None
     _error: BaseException | None = None
     evaluates: bool = False  # whether an optimiser evaluates a closure, which need not change the model each time
+    clip: float | None = None  # the norm to which gradients are shortened
 
     @property
     def run(self) -> Run:
@@ -197,9 +202,7 @@ class SteppedRounds:
             self._loop.kept = module.first_changes()
         make_watch = abilities_of(self._problem).watch_code
         watch = None if make_watch is None else make_watch()
-        # a daemon, so that a script may end in the middle of its loop; workers end with the driver
-        thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
-        thread.start()
+        self.start_thread()
         said = self._resumed is None
         try:
             while (step := self._steps.get()) is not None:
@@ -221,11 +224,16 @@ class SteppedRounds:
         finally:
             self._loop.over = True
             self._ends.put(None)
-            thread.join()
+            self._thread.join()
             if module is not None:
                 module.close(None if self._run is None else self._run.model, failed=self._error is not None)
         if self._error is not None:
             raise self._error
+
+    def start_thread(self) -> None:
+        """Start the run, in a daemon, so that a script may end in the middle of its loop; workers end with it."""
+        self._thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
+        self._thread.start()
 
     def _check_unchanged(self) -> None:
         """Refuse a problem whose copies of the user's objects are out of date, and say what else may be."""
@@ -294,10 +302,13 @@ class SteppedRounds:
                 return receipt
         raise BadInput(f"ask for the receipt of step {version} in the loop's body, or of the run after the loop")
 
+    def make_optimizer(self) -> Optimizer:
+        """Return the optimiser of the run, by which the loop takes the steps."""
+        return _HandOver(rounds=self, accumulate=self._accumulate, clip=self.clip)
+
     def _train(self) -> None:
         try:
-            optimizer = _HandOver(rounds=self, accumulate=self._accumulate)
-            self._run = self._start(optimizer=optimizer, callbacks=self._callbacks)
+            self._run = self._start(optimizer=self.make_optimizer(), callbacks=self._callbacks)
         except BaseException as error:
             self._error = error
         finally:
@@ -378,8 +389,58 @@ def rounds(
     >>> loop.run.steps, bool(loop.run.loss < problem.loss(problem.initial()))
     (20, True)
     """
-    ensure_problem(problem)
     check_value(cluster, Cluster, "cluster")
+    if in_slices(cluster):
+        raise BadInput(
+            "with slices no node has the whole gradient, which anyk.rounds hands out: use anyk.torch.Optimizer, "
+            "anyk.train, or a cluster without slices"
+        )
+    return begin_rounds(
+        problem,
+        strategy,
+        cluster,
+        workers=workers,
+        partitions=partitions,
+        steps=steps,
+        seconds=seconds,
+        into=into,
+        accumulate=accumulate,
+        out=out,
+        go_on=go_on,
+        keep=keep,
+        evaluate=evaluate,
+        checkpoint_every=checkpoint_every,
+        callbacks=callbacks,
+    )
+
+
+def in_slices(cluster: Cluster) -> bool:
+    """Return whether nodes of a cluster hold slices of the model."""
+    return bool(getattr(cluster, "slices", ""))
+
+
+def begin_rounds(
+    problem: Problem,
+    strategy: Strategy | Code | str,
+    cluster: Cluster,
+    *,
+    workers: tuple[int, int] | Workers | None = None,
+    partitions: int | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    into: torch.nn.Module | None = None,
+    accumulate: int = 1,
+    out: str | Path | None = None,
+    go_on: bool = False,
+    keep: Any = (),
+    evaluate: Evaluate | str | None = USUAL,
+    checkpoint_every: float = 10.0,
+    callbacks: Sequence[Any] = (),
+    make: Callable[..., SteppedRounds] | None = None,
+    make_loop: Callable[..., Loop] | None = None,
+) -> SteppedRounds:
+    """Do :func:`rounds`, on any cluster, with other classes for the steps (``make``) and for the callback."""
+    ensure_problem(problem)
     requested = Spec(strategy) if isinstance(strategy, str) else strategy
     present = workers_on(cluster, requested, workers, partitions)
     built, _ = fitted(problem, requested, present, evaluate=read_evaluate(evaluate), target=None)
@@ -404,9 +465,9 @@ def rounds(
         start = partial(resume, Path(out), problem=problem)
     most = steps * accumulate if isinstance(steps, int) else steps
     start = partial(start, steps=most, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
-    loop = _Loop(_with_states(keep), accumulate)
+    loop = (make_loop or Loop)(_with_states(keep), accumulate)
     listeners = Callbacks((*check_callbacks(callbacks), loop))
-    return SteppedRounds(
+    return (make or SteppedRounds)(
         strategy=built,
         _problem=problem,
         _start=start,

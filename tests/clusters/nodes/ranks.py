@@ -382,6 +382,7 @@ def main() -> None:
 
         optimizers = [anyk.optimizers.optimizer(name, lr=0.1) for name in ("gd", "momentum", "adamw")]
         optimizers.append(anyk.optimizers.TorchOptimizer("RMSprop", lr=0.01, schedule="StepLR:step_size=2"))
+        optimizers += [anyk.optimizers.Clip(of=of, norm=0.01) for of in optimizers[-2:]]
         cases = [(SPEC, optimizer) for optimizer in optimizers]
         cases += [
             (spec, optimizers[0]) for spec in ("slowmo:tau=2", "tree:children=2", "dpsgd", "m-sgc:B=1,W=2,lambda=2")
@@ -412,6 +413,101 @@ def main() -> None:
             )
             nodes, processes = in_slices(SPEC, anyk.optimizers.TorchOptimizer(adam), penalised)
             assert np.array_equal(nodes.model, processes.model)
+
+    def slices_step_behind_an_optimizer_of_torch() -> None:
+        """Groups, a scheduler, learning rates set by hand, reading in between, and a resumed loop."""
+        import tempfile
+
+        import torch
+
+        def script(cluster: str, *, clip: float | None, steps: int = 5, out: str | None = None) -> Any:
+            torch.manual_seed(0)
+            module = torch.nn.Sequential(torch.nn.Linear(500, 600), torch.nn.Tanh(), torch.nn.Linear(600, 2))
+            X = torch.randn(60, 500)
+            groups: list[Any] = [{"params": module[0].parameters(), "lr": 0.1}, {"params": module[2].parameters()}]
+            adam = torch.optim.AdamW(groups, lr=0.01)
+            module(X).square().sum().backward()
+            adam.step()  # from which it goes on
+            problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
+            schedule = torch.optim.lr_scheduler.StepLR(adam, 2, gamma=0.5)
+            options: dict[str, Any] = {"out": out, "go_on": out is not None, "keep": [adam, schedule]}
+            optimizer = anyk.torch.Optimizer(
+                adam, problem, "frc:load=3", cluster, workers=3, clip=clip, evaluate=None, **options
+            )
+            seen: list[Any] = []
+            with optimizer:
+                number = -1
+                while number + 1 < steps:
+                    number = optimizer.step().number
+                    schedule.step()
+                    if number == 1:
+                        if "slices" in cluster:
+                            assert all(parameter.isnan().all() for parameter in module.parameters())
+                            assert not adam.state
+                        seen += [module(X[:2]).detach(), *module.state_dict().values()]
+                        seen += [value for state in adam.state_dict()["state"].values() for value in state.values()]
+                        seen = [tensor.clone() for tensor in seen]
+                        adam.param_groups[1]["lr"] = 0.005
+            state = adam.state_dict()
+            final = [*module.state_dict().values()]
+            final += [value for values in state["state"].values() for value in values.values()]
+            rates = [group["lr"] for group in state["param_groups"]]
+            return seen, final, rates, optimizer.run.log.rows("SELECT version, digest FROM updates")
+
+        def equal(ones: Any, others: Any) -> bool:
+            return len(ones) == len(others) and all(map(torch.equal, ones, others))
+
+        for clip in (None, 0.05):
+            found, expected = script("nodes:slices=nodes", clip=clip), script("processes", clip=clip)
+            assert equal(found[0], expected[0]) and found[0], "what was read in between"
+            assert equal(found[1], expected[1]), "the end"
+            assert found[2:] == expected[2:]
+        with tempfile.TemporaryDirectory() as folder:
+            script("nodes:slices=nodes", clip=0.05, steps=3, out=os.path.join(folder, "run"))
+            resumed = script("nodes:slices=nodes", clip=0.05, out=os.path.join(folder, "run"))
+            assert equal(resumed[1], expected[1]) and resumed[2] == expected[2]
+
+    def slices_refuse_loops_that_want_the_gradient() -> None:
+        import torch
+
+        def optimizer(adam: Any, **options: Any) -> Any:
+            return anyk.torch.Optimizer(adam, problem, SPEC, Nodes(WORKERS, slices="nodes"), **options)
+
+        def change() -> None:
+            with optimizer(adam()) as front:
+                front.step()
+                with torch.no_grad():
+                    module.weight.zero_()
+                front.step()
+
+        def step_twice() -> None:
+            made = adam()
+            with optimizer(made) as front:
+                front.step()
+                made.step()
+
+        def adam() -> Any:
+            return torch.optim.Adam(module.parameters(), lr=0.1)
+
+        module = torch.nn.Linear(4, 2)
+        X = torch.randn(60, 4)
+        problem = anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), (X, (X[:, 0] > 0).long()))
+        cases: list[tuple[Callable[[], Any], str]] = [
+            (lambda: anyk.rounds(problem, SPEC, Nodes(WORKERS, slices="nodes"), steps=2), "anyk.rounds hands out"),
+            (lambda: optimizer(adam(), prepare=print), "clip=1.0"),
+            (lambda: optimizer(adam(), accumulate=2), "accumulate="),
+            (lambda: optimizer(torch.optim.LBFGS(module.parameters())), "closure"),
+            (lambda: optimizer(adam()).step(lambda: 0.0), "closure"),
+            (change, "has changed parameters"),
+            (step_twice, "call step() of anyk.torch.Optimizer"),
+        ]
+        for case, words in cases:
+            try:
+                case()
+            except anyk.BadInput as error:
+                assert words in str(error), error
+            else:
+                raise AssertionError(words)
 
     def slices_are_saved_and_resumed_anywhere() -> None:
         import tempfile
@@ -478,7 +574,8 @@ def main() -> None:
     checks = [
         equal_bits_and_a_second_run, torch_optimizer_and_rounds, compressed_messages_and_mini_batches, killed_worker,
         frozen_node, strangers, replaced_entries, second_program_of_a_rank, wrong_digests, changed_data, another_version, fleet_that_changes,
-        slices_have_the_bits_of_processes, slices_are_saved_and_resumed_anywhere, slices_outlive_workers_and_frozen_nodes,
+        slices_have_the_bits_of_processes, slices_step_behind_an_optimizer_of_torch,
+        slices_refuse_loops_that_want_the_gradient, slices_are_saved_and_resumed_anywhere, slices_outlive_workers_and_frozen_nodes,
         slices_end_with_a_lost_node, slices_refuse_what_they_cannot_do, killed_agent_of_the_driver, killed_agent,
     ]  # fmt: skip
     if NAMESPACES:

@@ -23,6 +23,7 @@ from anyk.clusters.nodes.session import (
     Kill,
     Locate,
     Measure,
+    MeasureStep,
     NodeBroken,
     NodeWatch,
     Part,
@@ -164,7 +165,7 @@ def test_an_acknowledgement_of_what_was_never_told_is_refused():
 MESSAGES = [
     Told(1, 2, 3, Report(1, 5, text="a"), ("<f8", 3), Offered(b"k", 24, (b"d",))),
     WorkerEnded(1, 2, 3, "killed", 1),
-    Done(1, 7, digest=1 << 62, square=0.5, offered=[("0.exp_avg", ("<f4", 2), Offered(b"k", 8, (b"d",)))]),
+    Done(1, 7, digest=1 << 62, squares=[0.5, 2.0], offered=[("0.exp_avg", ("<f4", 2), Offered(b"k", 8, (b"d",)))]),
 ]
 PART = Part(64, Offered(b"k", 8, (b"d",)), "host:1")
 MIXED = StepPlan("model", 3, [(1, 0)], [0.5], mix=MixPlan((ModelTerm("other", 2, -0.25),), ("slowmo", 0.5)))
@@ -180,6 +181,8 @@ ORDERS = [
     CollectAlso(1, 2, b"k", "host:2"),
     TakeStep(1, 2, MIXED, [("model", 3), ("other", 2)]),
     TakeStep(1, 2, LATE, [("model", 3)]),
+    TakeStep(1, 2, LATE, [("model", 3)], 0.5),
+    MeasureStep(1, 2, MIXED, [("model", 3)]),
     Measure(1, 2, [(1, 1.0), (2, -1.0)]),
     Show(1, 2, "model", 3),
 ]

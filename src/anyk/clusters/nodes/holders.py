@@ -77,7 +77,7 @@ class Holders:
         """Return the squared norm of a weighted sum of messages."""
         weights = [(message.number, weight) for message, weight in terms]
         answers = self.ask(lambda run, number, rank: Measure(run, number, weights))
-        return sum(done.square for done in answers.values())
+        return sum(square for done in answers.values() for square in done.squares)
 
     def on_done(self, rank: int, done: Done) -> None:
         """Take in an answer of a holder."""

@@ -18,6 +18,7 @@ from anyk.clusters.nodes.session import (
     Done,
     Hold,
     Measure,
+    MeasureStep,
     Part,
     Show,
     TakeStep,
@@ -56,7 +57,7 @@ class Holding:
         self._offer, self._drop, self._own_message = offer, drop, own_message
         self._collecting: dict[int, int] = {}  # reads, by the number of the message
         self._finishing: dict[int, Callable[[bool], None]] = {}  # what follows the end of a read
-        self._steps: deque[TakeStep] = deque()  # that wait for their models
+        self._steps: deque[TakeStep | MeasureStep] = deque()  # that wait for their models
         self._offered: dict[Key, bytes] = {}  # keys of the slices of models that are offered
         self._shown: list[bytes] = []  # keys of the state that is offered
 
@@ -69,11 +70,10 @@ class Holding:
                 self._collect_also(order)
             case Hold():
                 self._hold(order)
-            case TakeStep():
+            case TakeStep() | MeasureStep():
                 self._steps.append(order)
             case Measure():
-                square = self._holder.squares(order.terms)
-                self._tell(Done(self._run, order.number, square=square))
+                self._tell(Done(self._run, order.number, squares=self._holder.squares(order.terms)))
             case Show():
                 self._show(order)
 
@@ -92,7 +92,11 @@ class Holding:
                 self._vectors.fetch(key for key in order.needs if not self._has_slice(key))
                 return
             self._steps.popleft()
-            self._step(order)
+            if isinstance(order, TakeStep):
+                self._step(order)
+            else:
+                out = self._vectors.room((order.plan.slot, order.plan.version + 1))
+                self._tell(Done(self._run, order.number, squares=self._holder.measure(order.plan, out)))
 
     def forget(self, vectors: Sequence[Key], slices: Sequence[int]) -> None:
         """Drop slices of models and of messages."""
@@ -194,10 +198,12 @@ class Holding:
         for shown in self._shown:
             self._drop(shown)
         self._shown.clear()
+        if order.optimizer:
+            holder.renew(plan.slot, order.optimizer)
         key = (plan.slot, plan.version + 1)
         out = self._vectors.room(key)
         try:
-            digest = holder.step(plan, out)
+            digest = holder.step(plan, out, order.factor)
         except RunFailed as error:
             self._tell(Done(self._run, order.number, str(error), final=True))
             return

@@ -65,8 +65,8 @@ class WorkerEnded(NodeMessage):
 class Done(NodeMessage):
     """A node has done what the driver asked for under a number; ``failure``: why it could not, else "".
 
-    ``final``: whether the failure is the model's and not the node's. ``digest``: of its slice of a model. ``square``: a
-    squared norm. ``offered``: vectors by name, each with its form.
+    ``final``: whether the failure is the model's and not the node's. ``digest``: of its slice of a model. ``squares``:
+    squared norms. ``offered``: vectors by name, each with its form.
     """
 
     run: int
@@ -74,7 +74,7 @@ class Done(NodeMessage):
     failure: str = ""
     final: bool = False
     digest: int = 0
-    square: float = 0.0
+    squares: list[float] = []
     offered: list[tuple[str, Form, Offered]] = []
 
 
@@ -183,7 +183,22 @@ class CollectAlso(NodeMessage):
 
 
 class TakeStep(NodeMessage):
-    """Step the node's slice, when the ``needs`` are there; messages are meant by the numbers of their slices."""
+    """Step the node's slice, when the ``needs`` are there; messages are meant by the numbers of their slices.
+
+    ``factor``: of an optimiser that clips, by which the direction is multiplied that was kept when it was measured.
+    ``optimizer``: a new one of the slot, with the same state; empty if it is as before.
+    """
+
+    run: int
+    number: int
+    plan: StepPlan
+    needs: list[Key]
+    factor: float | None = None
+    optimizer: bytes = b""
+
+
+class MeasureStep(NodeMessage):
+    """Tell the squared norm of each part of what a step goes by, which is kept for the step."""
 
     run: int
     number: int
@@ -219,7 +234,7 @@ class Leave(NodeMessage):
 
 
 ToDriver = Hello | Told | WorkerEnded | Done | NodeBroken
-ToHolder = Hold | Collect | CollectAlso | TakeStep | Measure | Show
+ToHolder = Hold | Collect | CollectAlso | TakeStep | MeasureStep | Measure | Show
 ToNode = Brief | Spawn | Kill | Locate | Give | Drop | ToHolder | End | Leave
 M = TypeVar("M", ToDriver, ToNode)  # what this side tells
 _pack = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers

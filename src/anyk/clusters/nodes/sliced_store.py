@@ -15,13 +15,13 @@ from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.driver_store import DriverStore
 from anyk.clusters.nodes.holders import Holders, SlicedMessage, Source
-from anyk.clusters.nodes.session import Done, Hold, Part, Show, TakeStep
+from anyk.clusters.nodes.session import Done, Hold, MeasureStep, Part, Show, TakeStep
 from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.wire import Form, form_of, vector_type
-from anyk.clusters.steps import OUTER, Place, StepPlan
+from anyk.clusters.steps import OUTER, Place, StepPlan, stepping_by
 from anyk.clusters.store import Elsewhere, Message
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Clip, Optimizer, unclipped
 
 if TYPE_CHECKING:
     from anyk.clusters.nodes.nodes import Nodes
@@ -49,6 +49,7 @@ class SlicedStore(DriverStore):
         self._newest: dict[str, int] = {}
         self._given: dict[str, Vectors | None] = {}  # states with which slots are to be stepped, None: fresh ones
         self._optimizers: dict[str, Optimizer] = {}
+        self._held: dict[str, bytes] = {}  # as the holders have them
         self._offers: list[Offered] = []
 
     # ------------------------------------------------------------------------------------------- versions
@@ -177,8 +178,13 @@ class SlicedStore(DriverStore):
         slot = plan.slot
         if optimizer is not self._optimizers[slot]:
             raise BadInput(_WHOLE)
-        if slot in self._given:
-            self._hold(slot, optimizer, penalties)
+        optimizer = optimizer.at_step(plan.version, plan.scale)
+        fresh = slot in self._given
+        pickled = pickle.dumps(optimizer) if fresh or optimizer is not self._optimizers[slot] else b""
+        if fresh:
+            self._hold(slot, optimizer, pickled, penalties)
+        renewed = b"" if fresh or pickled == self._held[slot] else pickled
+        self._held[slot] = pickled or self._held[slot]
         needs: list[Key] = [(slot, plan.version)]
         if plan.mix is not None:
             needs += [(term.slot, term.version) for term in plan.mix.models]
@@ -187,7 +193,8 @@ class SlicedStore(DriverStore):
         for rank in self._holders.slices:
             self._cluster.locate(rank, needs)
         numbered = self._numbered(plan)
-        answers = self._holders.ask(lambda run, number, rank: TakeStep(run, number, numbered, needs))
+        factor = self._factor(numbered, needs, optimizer)
+        answers = self._holders.ask(lambda run, number, rank: TakeStep(run, number, numbered, needs, factor, renewed))
         parts, digest = [], 0
         for rank, done in answers.items():
             start, end = self._holders.bytes_at(rank)
@@ -198,6 +205,14 @@ class SlicedStore(DriverStore):
             parts.append(Part(start, offered, self._cluster.address_of(rank)))
             digest += done.digest
         return SlicedVersion(parts), digest & keyed.POSITIVE
+
+    def _factor(self, plan: StepPlan, needs: list[Key], optimizer: Optimizer) -> float | None:
+        """Return the factor by which the gradient of a step is clipped; None if it is not to be."""
+        steps_by, _ = stepping_by(plan, optimizer, {}, np.empty(0))
+        if not isinstance(steps_by, Clip):
+            return None
+        answers = self._holders.ask(lambda run, number, rank: MeasureStep(run, number, plan, needs))
+        return steps_by.factor([square for done in answers.values() for square in done.squares])
 
     def _numbered(self, plan: StepPlan) -> StepPlan:
         """Return a plan with messages by the numbers of their slices."""
@@ -211,9 +226,9 @@ class SlicedStore(DriverStore):
             compensation=stale and tuple(each._replace(message=number(each.message)) for each in stale),
         )
 
-    def _hold(self, slot: str, optimizer: Optimizer, penalties: Vector | None) -> None:
+    def _hold(self, slot: str, optimizer: Optimizer, pickled: bytes, penalties: Vector | None) -> None:
         """Give the holders the optimiser of a slot, with the slices of its state and of the regulariser's factors."""
-        states, pickled = self._given.pop(slot), pickle.dumps(optimizer)
+        states = self._given.pop(slot)
         parts: dict[int, list[tuple[str, Form, Part]] | None] = dict.fromkeys(self._holders.slices)
         factors: dict[int, tuple[Form, Part] | None] = dict.fromkeys(self._holders.slices)
         for rank, (first, last) in self._holders.slices.items():
@@ -250,8 +265,8 @@ def _check_offered(rank: int, offered: Offered, size: int, most: int) -> None:
 
 
 _WHOLE = (
-    "with slices no node has the whole gradient: parameters with hooks, loops that take steps themselves, and clipping "
-    "need a cluster without slices"
+    "with slices no node has the whole gradient: parameters with hooks, and loops that take steps themselves, need a "
+    "cluster without slices"
 )
 
 
@@ -260,7 +275,7 @@ def check_sliceable(optimizer: Optimizer) -> None:
     if optimizer.watches is not None:
         raise BadInput(f"with slices the optimiser '{optimizer.spec}' would have to know evaluations; use a schedule")
     w = np.zeros(2)
-    with optimizer.stepping(w, optimizer.start(w), 0, 1.0, np.empty(2), 0) as step:
+    with unclipped(optimizer).stepping(w, optimizer.start(w), 0, 1.0, np.empty(2), 0) as step:
         if step is None:
             raise BadInput(
                 f"the optimiser '{optimizer.spec}' steps all coordinates together, and with slices no node has them "

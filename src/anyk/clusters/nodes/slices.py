@@ -15,7 +15,7 @@ from anyk.base.errors import RunFailed
 from anyk.clusters.messages import add_weighted
 from anyk.clusters.nodes.wire import PIECE
 from anyk.clusters.steps import PartOfStep, Place, StepPlan, note_state, stepping_by
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Clip, Optimizer, squared_norm
 from anyk.protocol import Layout
 
 
@@ -96,14 +96,14 @@ class Holder:
         terms = [(self._sums[number][part], weight) for (number, _), weight in zip(messages, weights, strict=True)]
         return add_weighted(terms, part.stop - part.start)
 
-    def squares(self, terms: Sequence[tuple[int, float]]) -> float:
-        """Return the squared norm of a weighted sum of messages, at these coordinates."""
-        total = 0.0
+    def squares(self, terms: Sequence[tuple[int, float]]) -> list[float]:
+        """Return the squared norm of each part of a weighted sum of messages, at these coordinates."""
+        squares = []
         for start in range(self.first, self.last, keyed.PART):
             part = slice(start, min(start + keyed.PART, self.last))
             added = self.combine([(number, 0) for number, _ in terms], [weight for _, weight in terms], part)
-            total += float(added @ added)
-        return total
+            squares.append(squared_norm(added))
+        return squares
 
     # ------------------------------------------------------------------------------------------- steps
 
@@ -113,6 +113,10 @@ class Holder:
         self._settings[slot] = _Settings(optimizer, {} if states is None else states, penalties)
         if states is None:
             self._fresh.add(slot)
+
+    def renew(self, slot: str, pickled: bytes) -> None:
+        """Take the next steps of a slot by another optimiser, with the same state."""
+        self._settings[slot] = self._settings[slot]._replace(optimizer=pickle.loads(pickled))
 
     def states(self, slot: str, version: int) -> Vectors:
         """Return the state of a slot's optimiser before the step from a version."""
@@ -125,18 +129,27 @@ class Holder:
     def model_at(self, slot: str, version: int, coordinates: slice) -> Vector:
         return self._model(slot, version)[coordinates]
 
-    def step(self, plan: StepPlan, out: Vector) -> int:
+    def measure(self, plan: StepPlan, out: Vector) -> list[float]:
+        """Return the squared norm of each part of what a step goes by; ``out`` keeps it for :meth:`step`."""
+        return self._part(plan, out).squares()
+
+    def step(self, plan: StepPlan, out: Vector, factor: float | None = None) -> int:
         """Write this slice of the next version to ``out``, and return its digest.
 
-        Raises :class:`~anyk.RunFailed` if it is not finite.
+        ``factor``: of an optimiser that clips, after :meth:`measure`. Raises :class:`~anyk.RunFailed` if the next
+        version is not finite.
         """
-        optimizer, _, penalties = self._settings[plan.slot]
+        part = self._part(plan, out)
         states = self.states(plan.slot, plan.version)
-        w = self._model(plan.slot, plan.version)[self.coordinates]
-        steps_by, state = stepping_by(plan, optimizer, states, w)
-        part = PartOfStep(plan, self, w=w, out=out[self.coordinates], offset=self.first, penalties=penalties)
-        digest = part.take(steps_by, state)
+        steps_by, state = stepping_by(plan, self._settings[plan.slot].optimizer, states, part.w)
+        assert (factor is not None) == isinstance(steps_by, Clip), "the whole gradient has a norm, not this slice"
+        digest = part.take(steps_by, state, factor)
         if digest is None:
             raise RunFailed("this optimiser cannot step a slice")
         note_state(plan, states, state)
         return digest
+
+    def _part(self, plan: StepPlan, out: Vector) -> PartOfStep:
+        penalties = self._settings[plan.slot].penalties
+        w = self._model(plan.slot, plan.version)[self.coordinates]
+        return PartOfStep(plan, self, w=w, out=out[self.coordinates], offset=self.first, penalties=penalties)
