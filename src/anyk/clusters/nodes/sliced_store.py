@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.driver_store import DriverStore
 from anyk.clusters.nodes.holders import Holders, SlicedMessage, Source
+from anyk.clusters.nodes.node import DriverOfNodes
 from anyk.clusters.nodes.session import Done, Hold, MeasureStep, Part, Show, TakeStep
 from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
 from anyk.clusters.remote.handles import Notice
@@ -22,9 +23,6 @@ from anyk.clusters.remote.wire import Form, form_of, vector_type
 from anyk.clusters.steps import OUTER, Place, StepPlan, stepping_by
 from anyk.clusters.store import Elsewhere, Message
 from anyk.optimizers import Clip, Optimizer, unclipped
-
-if TYPE_CHECKING:
-    from anyk.clusters.nodes.nodes import Nodes
 
 
 class SlicedVersion(Elsewhere):
@@ -42,7 +40,7 @@ class SlicedStore(DriverStore):
     what callbacks read.
     """
 
-    def __init__(self, messages: Messages, cluster: Nodes, holders: Holders) -> None:
+    def __init__(self, messages: Messages, cluster: DriverOfNodes, holders: Holders) -> None:
         super().__init__(messages, cluster.carrier)
         self._cluster, self._holders = cluster, holders
         self._versions: dict[Key, SlicedVersion] = {}
