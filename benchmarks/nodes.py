@@ -517,6 +517,9 @@ def freeze_machine(machines: Machines) -> None:
     time.sleep(10)
     for process in frozen:
         process.resume()
+        parent = process.parent()
+        if parent is not None and parent.name() == "nsenter":  # which has stopped itself with its child
+            parent.resume()
 
 
 def cut_link(machines: Machines) -> None:

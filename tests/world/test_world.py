@@ -31,6 +31,7 @@ def test_nothing_breaks_on_mpi() -> None:
     assert {name for name in expected if not happened[name]} == set()
 
 
+@pytest.mark.slow
 def test_nothing_breaks_on_nodes() -> None:
     """Also when agents are killed or stopped, links are down or slow, or bytes are changed on their way."""
     failure, happened = search(range(25), on_nodes)

@@ -32,7 +32,7 @@ _SHORT = 20  # options that are listed without sections
 _OPTIONS = {
     "Strategy": ("strategy", "strategies", "plan_file", "models", "seeds"),
     "Problem": ("data", "data_file", "problem", "model", "split", "l2", "begin"),
-    "Workers": ("workers", "partitions", "cluster", "delays", "communication", "seed", "supervise"),
+    "Workers": ("workers", "partitions", "cluster", "slices", "delays", "communication", "seed", "supervise"),
     "Optimisation": ("optimizer", "lr", "steps", "seconds", "target"),
     "Evaluation and callbacks": ("evaluate", "callbacks", "metrics", "mirror"),
     "Results": ("out", "picture", "page", "table", "curve", "json_file", "quiet"),

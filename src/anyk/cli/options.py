@@ -400,6 +400,10 @@ class TrainingOptions(ProblemOptions, RunOptions):
         callback=lambda _, __, spec: join_cluster(spec),
         help="processes, simulated, nodes, ray or mpi; see 'anyk list clusters'.",
     )
+    slices: str | None = option(
+        type=click.Choice(["nodes"]),
+        help="With --cluster nodes: sums, models and optimiser states lie in slices at the nodes.",
+    )
     steps: int | None = option(type=int, help="Stop after this many steps.")
     seconds: float | None = option(type=float, help="Stop after this many seconds of the run's clock.")
     target: float | None = option(type=float, help="Stop when the metric reaches this value.")
@@ -410,8 +414,14 @@ class TrainingOptions(ProblemOptions, RunOptions):
     settings: bool = option(is_flag=True, help="Show every setting and where it comes from, and exit.")
 
     def __post_init__(self) -> None:
-        """Make one value of both options that concern workers."""
+        """Make one value of both options that concern workers, and of both that concern the cluster."""
         object.__setattr__(self, "workers", Workers.of(self.workers, self.partitions))
+        if self.slices is None:
+            return
+        name, colon, keys = self.cluster.partition(":")
+        if name != "nodes":
+            raise BadInput(f"--slices is an option of --cluster nodes, got --cluster {self.cluster}")
+        object.__setattr__(self, "cluster", f"{name}:slices={self.slices}{',' if colon else ''}{keys}")
 
 
 @options_class

@@ -59,7 +59,7 @@ def scale_lines(scaling: Scaling) -> list[str]:
         last = scaling.rows[-1].nodes
         costs = scaling.slow_node_costs(last)
         lines.append(
-            f"the last node computes and sends {scaling.slow:g} times slower. With {last} nodes, everybody waits "
+            f"one node computes and sends {scaling.slow:g} times slower. With {last} nodes, everybody waits "
             f"{seconds_text(costs['slices'])} s more in each step for the slice of the model that it holds, and "
             f"{seconds_text(costs['all-reduce'])} s more for the ring; its own sums may come from a replica, if there "
             "is one"

@@ -103,7 +103,7 @@ def step_lines(survey: Survey, prediction: Scaling) -> list[str]:
             f"that counts node {slowest} as {prediction.slow:.2g} times slower: with slices, everybody waits "
             f"{seconds_text(cost)} s more in each step for the slice that it holds"
         )
-    return [*lines, *_choice(star, slices, ring)]
+    return [*lines, *_choice(star, slices, ring, 0.0 if prediction.compute else row.load - 1)]
 
 
 def _computing(prediction: Scaling) -> str:
@@ -115,8 +115,12 @@ def _computing(prediction: Scaling) -> str:
     return f"without computing{more} (--compute SECONDS counts it)"
 
 
-def _choice(star: float, slices: float | None, ring: float) -> list[str]:
-    """Return which of these is less without stragglers, and what waiting must cost for the others to be better."""
+def _choice(star: float, slices: float | None, ring: float, more: float) -> list[str]:
+    """Return which of these is less without stragglers, and what waiting must cost for the others to be better.
+
+    ``more``: computing that is not counted, as a multiple of that without redundancy.
+    """
+    uncounted = f", if computing {more:.3g} times more takes less than that" if more > 1e-3 else ""
     choices = [("through rank 0", star)] + [("in slices", slices)] * (slices is not None)
     lines = []
     for how, seconds in choices:
@@ -127,7 +131,9 @@ def _choice(star: float, slices: float | None, ring: float) -> list[str]:
                 f"{how}: as long as an all-reduce; {better}, unless this strategy waits less for late machines"
             )
         elif seconds < ring:
-            lines.append(f"{how}: {seconds_text(ring - seconds)} s less than an all-reduce, even if nobody is late")
+            lines.append(
+                f"{how}: {seconds_text(ring - seconds)} s less than an all-reduce, even if nobody is late{uncounted}"
+            )
         else:
             lines.append(
                 f"{how}: {better}, unless it waits for late machines {seconds_text(seconds - ring)} s a step more than "

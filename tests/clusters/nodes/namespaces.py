@@ -1,6 +1,7 @@
 """Runs ranks.py on three network namespaces of this machine, as root, each with a clock of its own. By scripts/soak nodes.
 
 ``python tests/clusters/nodes/namespaces.py speed``: measure the cluster on three machines with links of 1 Gb/s instead.
+``… machines``: check eight such machines, as before a first run.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ def machine(rank: int, folder: str) -> list[str]:
     return [*clock, "sh", "-c", script, "sh"]
 
 
-def speed(nodes: int = 3) -> int:
+def measured(nodes: int, *words: str) -> int:
+    """Run ``anyk cluster check`` on machines with links of 1 Gb/s."""
     settings = {"WORLD_SIZE": str(nodes), "MASTER_PORT": "29500", "ANYK_SECRET": "soak", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "anyk", "cluster", "check", "nodes", "--workers", str(nodes)]
+    command = [sys.executable, "-m", "anyk", "cluster", "check", *words]
     with Machines(nodes, rate="1gbit") as machines:
         settings["MASTER_ADDR"] = machines.address(0)
         for rank in range(1, nodes):
@@ -56,4 +58,9 @@ def main(nodes: int = 3) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(speed() if sys.argv[1:] == ["speed"] else main())
+    match sys.argv[1:]:
+        case ["speed"]:
+            sys.exit(measured(3, "nodes", "--workers", "3"))
+        case ["machines"]:
+            sys.exit(measured(8))
+    sys.exit(main())

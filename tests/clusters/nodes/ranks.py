@@ -217,6 +217,9 @@ def main() -> None:
         made: list[Any] = []
 
         def attack() -> None:
+            place = hub.site.place
+            with socket.create_connection((place.store_host, place.store_port), 5) as raw:
+                raw.sendall(os.urandom(3000))
             for address in addresses:
                 host, _, port = address.rpartition(":")
                 with socket.create_connection((host, int(port)), 5) as raw:

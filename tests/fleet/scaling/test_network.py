@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anyk import BadInput
+from anyk.clusters.nodes.slices import cut
 from anyk.fleet import Network, transfer_seconds
+from anyk.fleet.scaling.network import slice_sizes
 
 
 @pytest.mark.parametrize(
@@ -61,15 +63,23 @@ def test_predictions_are_near_what_was_measured_in_namespaces(nodes, megabytes):
     gloo, uncoded, coded, star = MEASURED[nodes, megabytes]
     assert predicted("all-reduce", nodes, 1) == pytest.approx(gloo, rel=0.03)
     assert predicted("star", nodes // 2, 2) == pytest.approx(star, rel=0.04)
-    # with eight programs on two cores, processing does not overlap with the wire any more
-    within = 0.15 if nodes == 4 else 0.25
-    assert predicted("slices", nodes, 1) == pytest.approx(uncoded, rel=within)
-    assert predicted("slices", nodes // 2, 2) == pytest.approx(coded, rel=within)
+    # it took no less than predicted, as two cores were shared by all nodes
+    assert 0.87 * uncoded <= predicted("slices", nodes, 1) <= uncoded
+    assert 0.87 * coded <= predicted("slices", nodes // 2, 2) <= coded
 
 
-@given(nodes=st.integers(2, 500), size=st.floats(1e3, 1e9))
-def test_uncoded_slices_move_what_a_ring_moves_and_replicas_less(nodes, size):
-    network = Network(bandwidth=1e9)
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize(
+    ("numbers", "nodes"), [(2_500_000, 4), (2_500_000, 8), (1, 3), (100_000_000, 512), (1 << 18, 2), (1_250_001, 5)]
+)
+def test_slices_are_those_that_nodes_hold(numbers, nodes, itemsize):
+    held = [itemsize * (last - first) for first, last in cut(numbers, itemsize, nodes)]
+    assert slice_sizes(numbers * itemsize, nodes, itemsize).tolist() == held
+
+
+@given(nodes=st.integers(2, 500), units=st.integers(1, 50))
+def test_uncoded_slices_move_what_a_ring_moves_and_replicas_less(nodes, units):
+    network, size = Network(bandwidth=1e9), float(units * 2 * nodes << 20)  # of which each node holds as much
     ring = transfer_seconds("all-reduce", size, network, nodes=nodes).seconds
     slices = transfer_seconds("slices", size, network, nodes=nodes).seconds
     assert slices == pytest.approx(ring)
@@ -83,12 +93,12 @@ def test_a_slow_node_costs_slices_their_spread_and_a_ring_all():
     network = Network(bandwidth=1e8, latency=1e-3)
 
     def of(way, slow, copies=2):
-        return transfer_seconds(way, 4e7, network, nodes=8, sums=8 // copies, copies=copies, slow=slow)
+        return transfer_seconds(way, 40 << 20, network, nodes=8, sums=8 // copies, copies=copies, slow=slow)
 
     assert of("slices", 3.0).spread == pytest.approx(3.0 * of("slices", 1.0).spread)
     assert of("slices", 3.0).reduce < 1.6 * of("slices", 1.0).reduce, "the replica sends most of it"
     assert of("slices", 3.0, copies=1).reduce == pytest.approx(3.0 * of("slices", 1.0, copies=1).reduce)
     assert of("star", 3.0) == of("star", 1.0)
     ring = of("all-reduce", 3.0)
-    assert ring.seconds - ring.latency == pytest.approx(3.0 * 2 * 7 / 8 * 0.4)
+    assert ring.seconds - ring.latency == pytest.approx(3.0 * 2 * 7 / 8 * (40 << 20) / 1e8)
     assert [of(way, 1.0).latency for way in ("star", "slices", "all-reduce")] == pytest.approx([0.006, 0.010, 0.014])

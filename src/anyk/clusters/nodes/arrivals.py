@@ -10,12 +10,12 @@ import numpy as np
 
 from anyk.base.arrays import Array, DType
 from anyk.clusters.contract import Report
+from anyk.clusters.nodes.node import Node
 from anyk.clusters.nodes.session import Told
 from anyk.clusters.nodes.wire import Offered, bytes_of
 
 if TYPE_CHECKING:
     from anyk.clusters.nodes.carrier import DriverCarrier
-    from anyk.clusters.nodes.nodes import Node
 
 Name = tuple[bytes, ...]  # a message's type, and the digests of its bytes
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from anyk.base.arrays import DType, Vector
 from anyk.base.errors import RunFailed
 from anyk.clusters.nodes.arrivals import Announced
+from anyk.clusters.nodes.node import DriverOfNodes
 from anyk.clusters.nodes.session import Collect, CollectAlso, Done, Measure, ToHolder
 from anyk.clusters.nodes.wire import Offered
-
-if TYPE_CHECKING:
-    from anyk.clusters.nodes.nodes import Nodes
 
 
 class Source(NamedTuple):
@@ -41,7 +39,7 @@ class Holders:
     ``slices``: the first coordinate of each node's slice, and the one after its last.
     """
 
-    def __init__(self, cluster: Nodes, slices: Sequence[tuple[int, int]], dtype: DType) -> None:
+    def __init__(self, cluster: DriverOfNodes, slices: Sequence[tuple[int, int]], dtype: DType) -> None:
         self._cluster, self._dtype, self.dimension = cluster, dtype, slices[-1][1]
         self.slices = {rank: own for rank, own in enumerate(slices) if own[0] < own[1]}  # by the holder's rank
         self._number = 0
@@ -86,7 +84,7 @@ class Holders:
             missing.discard(rank)
             if done.failure or not missing:
                 del self._collecting[done.number]
-                self._cluster.arrivals.finished(done.number, done.failure)
+                self._cluster.collected(done.number, done.failure)
         elif done.number in self._answers:
             self._answers[done.number][rank] = done
 

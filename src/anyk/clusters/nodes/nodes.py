@@ -27,6 +27,7 @@ from anyk.clusters.nodes.arrivals import Announced, Arrivals, DriverReceiver
 from anyk.clusters.nodes.door import Said, say
 from anyk.clusters.nodes.driver_store import DriverStore
 from anyk.clusters.nodes.holders import Holders
+from anyk.clusters.nodes.node import Node
 from anyk.clusters.nodes.session import (
     NOT_INTACT,
     Brief,
@@ -34,7 +35,6 @@ from anyk.clusters.nodes.session import (
     Drop,
     End,
     Give,
-    Hello,
     Kill,
     Leave,
     Locate,
@@ -70,20 +70,6 @@ _BEHIND = 64  # messages that a node may not have acknowledged while it is still
 _FAREWELL = 5.0  # seconds that nodes may take to end
 _LOOK = 2.0  # seconds between two looks whether the store still has the driver's entry
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from anyk.clusters.nodes import agent; agent.main()"
-
-
-class Node:
-    """The driver's record of a node in one life."""
-
-    def __init__(self, rank: int, life: bytes, hello: Hello) -> None:
-        self.rank, self.life, self.hello = rank, life, hello
-        self.told = 0  # number of messages told
-        self.taken = 0  # number of the last message that it has acknowledged
-        self.run = 0  # the run for which it has been briefed
-        self.has: set[Key] = set()  # vectors that it has been told of
-        self.vectors: list[Key] = []  # those of them that it may drop
-        self.messages: list[bytes] = []  # keys of its workers' messages that are not needed any more
-        self.slices: list[int] = []  # numbers of messages whose slices it need not hold any more
 
 
 class Hub:
@@ -675,6 +661,10 @@ class Nodes(Networked[NodeHandle]):
         """Have a node drop its slice of a message with the next news that it gets."""
         if rank in self._hub.nodes:
             self._hub.nodes[rank].slices.append(number)
+
+    def collected(self, number: int, failure: str) -> None:
+        """Note that all holders have their slices of a message, or that one could not get it."""
+        self.arrivals.finished(number, failure)
 
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Take in what nodes tell until something is done."""

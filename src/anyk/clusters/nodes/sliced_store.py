@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from anyk.base import keyed
 from anyk.base.arrays import Vector, Vectors
-from anyk.base.errors import BadInput
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.driver_store import DriverStore
 from anyk.clusters.nodes.holders import Holders, SlicedMessage, Source
+from anyk.clusters.nodes.node import DriverOfNodes
 from anyk.clusters.nodes.session import Done, Hold, MeasureStep, Part, Show, TakeStep
-from anyk.clusters.nodes.wire import Offered, bytes_of
+from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.wire import Form, form_of, vector_type
 from anyk.clusters.steps import OUTER, Place, StepPlan, stepping_by
 from anyk.clusters.store import Elsewhere, Message
 from anyk.optimizers import Clip, Optimizer, unclipped
-
-if TYPE_CHECKING:
-    from anyk.clusters.nodes.nodes import Nodes
 
 
 class SlicedVersion(Elsewhere):
@@ -42,7 +40,7 @@ class SlicedStore(DriverStore):
     what callbacks read.
     """
 
-    def __init__(self, messages: Messages, cluster: Nodes, holders: Holders) -> None:
+    def __init__(self, messages: Messages, cluster: DriverOfNodes, holders: Holders) -> None:
         super().__init__(messages, cluster.carrier)
         self._cluster, self._holders = cluster, holders
         self._versions: dict[Key, SlicedVersion] = {}
@@ -164,8 +162,11 @@ class SlicedStore(DriverStore):
         states: Vectors = {}
         address = self._cluster.address_of(rank)
         reads = []
+        first, last = self._holders.slices[rank]
         for name, form, offered in done.offered:
-            states[name] = np.empty(form[1], dtype=vector_type(form))
+            kind = vector_type(form)
+            _check_offered(rank, offered, form[1] * kind.itemsize, most=max(last - first, 1) * kind.itemsize)
+            states[name] = np.empty(form[1], dtype=kind)
             reads.append((bytes_of(states[name]), offered, address))
         self._cluster.read_now(reads)
         return states
@@ -195,8 +196,12 @@ class SlicedStore(DriverStore):
         answers = self._holders.ask(lambda run, number, rank: TakeStep(run, number, numbered, needs, factor, renewed))
         parts, digest = [], 0
         for rank, done in answers.items():
-            (_, _, offered), *_ = done.offered
-            parts.append(Part(self._holders.bytes_at(rank)[0], offered, self._cluster.address_of(rank)))
+            start, end = self._holders.bytes_at(rank)
+            if len(done.offered) != 1:
+                raise RunFailed(f"node {rank} offers {len(done.offered)} slices of a model")
+            offered = done.offered[0][2]
+            _check_offered(rank, offered, end - start, most=end - start)
+            parts.append(Part(start, offered, self._cluster.address_of(rank)))
             digest += done.digest
         return SlicedVersion(parts), digest & keyed.POSITIVE
 
@@ -247,6 +252,15 @@ class SlicedStore(DriverStore):
     def _offer(self, vector: Vector) -> Offered:
         self._offers.append(self._carrier.offer(bytes_of(np.ascontiguousarray(vector))))
         return self._offers[-1]
+
+
+def _check_offered(rank: int, offered: Offered, size: int, most: int) -> None:
+    """Raise :class:`~anyk.RunFailed` for what no node of anyk offers."""
+    if offered.size != size or size > most or len(offered.digests) != -(-size // PIECE):
+        raise RunFailed(
+            f"node {rank} offers {offered.size} bytes with {len(offered.digests)} digests where {size} of at most "
+            f"{most} are expected: its process is damaged, or not anyk's; resume the run"
+        )
 
 
 _WHOLE = (

@@ -6,7 +6,7 @@ move when its worker has computed it, while others are still being computed or r
 - A message is read by rank 0 (star), or by all holders, each its slice (slices). Each of them reads what it has to, in
   the order in which messages were announced, at the bandwidth of its link.
 - A sum that several workers have announced comes from all of them, each at the bandwidth of its own link. So a message
-  that nobody else has arrives no sooner than its worker can send it: to N - 1 holders that is (N - 1) / N of a vector.
+  that nobody else has arrives no sooner than its worker can send it: to the other holders, that is about (N - 1) / N.
 - What a worker of the reading node has computed is here at once.
 - The new model takes its time before a task begins.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -45,20 +45,20 @@ class _Sum:
 class MessageReading:
     """Times at which messages have been read.
 
-    ``readers``: the nodes that read them, rank 0 or all holders. ``share``: of a message, for each reader. ``rates``:
-    bytes a second that each node sends. ``bandwidth``: bytes a second that a node receives. ``size(chunk)``: bytes of a
-    message.
+    ``shares``: of a message, which the first nodes read, shape (readers,): all of it by rank 0, or a slice by each
+    holder. ``rates``: bytes a second that each node sends. ``bandwidth``: bytes a second that a node receives.
+    ``size(chunk)``: bytes of a message.
     """
 
     def __init__(
         self,
         *,
-        readers: Literal["rank 0", "all"],
+        shares: Floats,
         rates: Floats,
         bandwidth: float,
         size: Callable[[Chunk], float],
     ) -> None:
-        self._count = 1 if readers == "rank 0" else len(rates)
+        self._count, self._shares = len(shares), shares
         self._rates, self._bandwidth, self._size = rates, bandwidth, size
         self.clear()
 
@@ -75,43 +75,44 @@ class MessageReading:
         key: Key = (work.slot, entry.versions[chunk], work.partitions, work.coefficients)
         if work.steps:  # a model after local steps, which no other worker has
             key = (task, chunk)
-        part = self._size(work) / self._count  # bytes that a reader reads
+        size = self._size(work)
         found = self._sums.get(key)
         if found is None:
-            found = self._sums[key] = self._begin(worker, time, part)
+            found = self._sums[key] = self._begin(worker, time, size)
         elif worker not in found.sources:
-            self._join(found, worker, time, part)
-        to_send = found.left * part * self._remote(found)
+            self._join(found, worker, time, size)
+        to_send = found.left * size * self._remote(found)
         sent = time + to_send / float(self._rates[found.sources].sum())
         return max(sent, float(found.arrived.max()))
 
-    def _remote(self, found: _Sum) -> int:
-        """Return the number of readers that do not have a sum on their own node."""
-        return self._count - sum(source < self._count for source in found.sources)
+    def _remote(self, found: _Sum) -> float:
+        """Return the share of a sum that is read by nodes which do not have it."""
+        return 1.0 - float(sum(self._shares[source] for source in found.sources if source < self._count))
 
-    def _begin(self, worker: int, time: float, part: float) -> _Sum:
+    def _begin(self, worker: int, time: float, size: float) -> _Sum:
         """Begin to read a sum that nobody else has announced."""
         if len(self._sums) > _KEPT:
             self._sums.clear()
-        ends = np.maximum(self._busy_until, time) + part / self._bandwidth
+        ends = np.maximum(self._busy_until, time) + size * self._shares / self._bandwidth
         if worker < self._count:
             ends[worker] = self._busy_until[worker]
         self._busy_until = ends
         arrived = ends.copy()
         if worker < self._count:
             arrived[worker] = time
+        arrived[self._shares == 0.0] = time  # who holds nothing reads nothing
         return _Sum([worker], time, 1.0, arrived)
 
-    def _join(self, found: _Sum, worker: int, time: float, part: float) -> None:
+    def _join(self, found: _Sum, worker: int, time: float, size: float) -> None:
         """Go on reading a sum from a further worker as well."""
-        whole = part * self._remote(found)
-        if whole:
+        whole = size * self._remote(found)
+        if whole > 0.0:
             moved = float(self._rates[found.sources].sum()) * (time - found.since)
             found.left = max(0.0, found.left - moved / whole)
         found.since = time
         found.sources.append(worker)
         if worker < self._count:  # it has the rest of its part on its own node
-            spared = found.left * part / self._bandwidth
+            spared = found.left * size * self._shares[worker] / self._bandwidth
             self._busy_until[worker] = max(min(time, self._busy_until[worker]), self._busy_until[worker] - spared)
             found.arrived[worker] = time
 

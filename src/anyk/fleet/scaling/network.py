@@ -10,16 +10,20 @@ rank 0, over that same link: N - 1 vectors go out. They do not overlap, as the m
 
     star = (G - 1) + (N - 1)
 
-*Slices.* Each node holds 1/N of the sums, of the model and of the optimiser's state. In the *reduce* phase a holder
-reads its slice of each sum. The slice of the sum that its own worker computed is here, so (G - 1) / N of a vector comes
-in at each holder. At the other end, the c replicas of a sum share N - c readers: each sends (N - c) / (c N) of a
-vector, which is the same if all groups have c = N / G members. In the *spread* phase, when every holder has stepped its
-slice, each node reads the slices of the other N - 1: (N - 1) / N of a vector comes in, and as much goes out::
+*Slices.* Each node holds about 1/N of the sums, of the model and of the optimiser's state. In the *reduce* phase a
+holder reads its slice of each sum. The slice of the sum that its own worker computed is here, so (G - 1) / N of a
+vector comes in at each holder. At the other end, the c replicas of a sum share N - c readers: each sends
+(N - c) / (c N) of a vector, which is the same if all groups have c = N / G members. In the *spread* phase, when every
+holder has stepped its slice, each node reads the slices of the other N - 1: (N - 1) / N of a vector comes in, and as
+much goes out::
 
     slices = max((G - 1) / N, (N - c) / (c N)) + (N - 1) / N
 
 Uncoded, G = N and c = 1: 2 (N - 1) / N, what a ring moves. With c = 2 the reduce phase is about half of that. A code
 that is no repetition has no replicas: its holders read all the messages that are decoded, slice by slice, and c = 1.
+Vectors are cut at multiples of 131,072 numbers, and the holder of the largest slice is the last to be ready. So where
+1/N is a holder's, its slice's share counts, which is up to 0.5 MiB of float32 more: much where a vector has few MiB for
+each node.
 
 *All-reduce.* In a ring, each node sends 1/N of a vector to its neighbour N - 1 times until the sums are complete, and
 N - 1 times until everybody has them::
@@ -34,9 +38,9 @@ announcement, the question for the bytes and the answer, on the way in; the orde
 way out: 6. Slices: besides, the holders are told what to read, report that they have it, and are told to step: 10. A
 ring has 2 (N - 1) messages in succession.
 
-*A slow node* sends k times slower. In a star that concerns its message only, and a replica may be faster. In slices
-every node waits for the slice of the model that it holds: the spread phase takes k times as long. A ring takes k times
-as long as a whole.
+*A slow node*, which is node 1 here, sends k times slower. In a star that concerns its message only, and a replica may
+be faster. In slices every node waits for the slice of the model that it holds: the spread phase takes k times as long.
+A ring takes k times as long as a whole.
 """
 
 from __future__ import annotations
@@ -45,13 +49,16 @@ import re
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
-from anyk.base import BadInput, NonnegativeNumber, PositiveNumber, value_class
+from anyk.base import BadInput, Floats, NonnegativeNumber, PositiveNumber, value_class
 
 Way = Literal["star", "slices", "all-reduce"]
 WAYS: tuple[Way, ...] = ("star", "slices", "all-reduce")
 PAYLOAD = 1448 / 1538  # of the bits on an Ethernet link: a segment of TCP in a frame, with the gap between two frames
 STAR_MESSAGES, SLICE_MESSAGES = 6, 10  # in succession, in a step
+_UNIT = 131_072  # numbers at whose multiples slices begin
+SLOW_NODE = 1  # the one that may be slow: another than rank 0, with a slice as large as any
 _LEAST = 1000.0  # bytes a second; below that a unit has been forgotten
 
 AtLeastOneTime = Annotated[float, msgspec.Meta(ge=1, le=1e6)]  # how many times slower
@@ -116,28 +123,58 @@ class Transfer(NamedTuple):
         return self.reduce + self.spread + self.latency
 
 
+def slice_sizes(size: float, nodes: int, itemsize: int = 4) -> Floats:
+    """Return the bytes of a vector that each node holds, shape (nodes,); some may be 0.
+
+    >>> (slice_sizes(10e6, 4) / 2**20).round(2).tolist()
+    [2.5, 2.5, 2.5, 2.04]
+    """
+    unit = _UNIT * itemsize
+    units, rest = divmod(-int(-size // unit), nodes)
+    ends = [min(float(size), unit * (units * rank + min(rank, rest))) for rank in range(nodes + 1)]
+    return np.diff(np.array(ends))
+
+
+def spread_seconds(size: float, network: Network, nodes: int, slow: float = 1.0, itemsize: int = 4) -> float:
+    """Return the seconds until each node has read all slices of a new model that others hold."""
+    slices = slice_sizes(size, nodes, itemsize)
+    sent = (nodes - 1) * slices / network.bandwidth
+    sent[SLOW_NODE] *= slow
+    return float(max(sent.max(), (slices.sum() - slices.min()) / network.bandwidth))
+
+
 def transfer_seconds(
-    way: Way, size: float, network: Network, *, nodes: int, sums: int | None = None, copies: int = 1, slow: float = 1.0
+    way: Way,
+    size: float,
+    network: Network,
+    *,
+    nodes: int,
+    sums: int | None = None,
+    copies: int = 1,
+    slow: float = 1.0,
+    itemsize: int = 4,
 ) -> Transfer:
     """Return the seconds that a step's vectors of ``size`` bytes take if all messages are ready simultaneously.
 
     ``sums``: different sums that a step reads, G (default: one from each node, as uncoded). ``copies``: the workers
-    that have the same sum, c, in the smallest group. ``slow``: one node, not rank 0, sends so many times slower. An
-    all-reduce is of all nodes, whatever the code. The formulas are derived at the top of the module.
+    that have the same sum, c, in the smallest group. ``slow``: node 1 sends so many times slower. ``itemsize``: bytes
+    of a number. An all-reduce is of all nodes, whatever the code. The formulas are derived at the top of the module.
 
     >>> gigabit = Network.read("1Gb/s")
     >>> [round(transfer_seconds(way, 40e6, gigabit, nodes=8, sums=4, copies=2).seconds, 3) for way in WAYS]
-    [3.399, 0.425, 0.595]
+    [3.399, 0.445, 0.595]
     """
     n, vector = nodes, size / network.bandwidth
     sums = n if sums is None else sums
     if way == "all-reduce":
         half = (n - 1) / n * vector * slow
         return Transfer(half, half, 2 * (n - 1) * network.latency)
-    alone = slow if copies == 1 else 1.0  # of a sum that the slow node has
     if way == "star":
+        alone = slow if copies == 1 else 1.0  # of a sum that only the slow node has
         reading = max(sums - 1, alone) if sums > 1 else 0.0
         return Transfer(reading * vector, (n - 1) * vector, STAR_MESSAGES * network.latency)
-    senders = copies - 1 + 1 / slow
-    reading = max((sums - 1) / n, (n - copies) / (n * senders))
-    return Transfer(reading * vector, slow * (n - 1) / n * vector, SLICE_MESSAGES * network.latency)
+    slices = np.sort(slice_sizes(size, n, itemsize)) / network.bandwidth
+    received = (sums - 1) * slices[-1]
+    sent = (vector - slices[:copies].sum()) / (copies - 1 + 1 / slow)  # by the replicas that hold least
+    spread = spread_seconds(size, network, n, slow, itemsize)
+    return Transfer(float(max(received, sent)), spread, SLICE_MESSAGES * network.latency)

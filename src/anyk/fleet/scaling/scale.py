@@ -18,11 +18,14 @@ from anyk.delays import parse as parse_delays
 from anyk.fleet.scaling.links import BETWEEN_WORKERS, MessageReading, ModelReading
 from anyk.fleet.scaling.network import (
     SLICE_MESSAGES,
+    SLOW_NODE,
     STAR_MESSAGES,
     WAYS,
     AtLeastOneTime,
     Network,
     Way,
+    slice_sizes,
+    spread_seconds,
     transfer_seconds,
 )
 from anyk.fleet.simulation import drive
@@ -118,7 +121,12 @@ class Scaling:
         replica may send in its place.
         """
         plain, slow = (
-            {way: transfer_seconds(way, self.size, self.network, nodes=nodes, slow=times) for way in WAYS}
+            {
+                way: transfer_seconds(
+                    way, self.size, self.network, nodes=nodes, slow=times, itemsize=self.size // self.parameters
+                )
+                for way in WAYS
+            }
             for times in (1.0, self.slow)
         )
         ring = slow["all-reduce"].seconds - plain["all-reduce"].seconds
@@ -188,8 +196,8 @@ def scale(
     samples once, everybody waits for the last one, and then vectors go round a ring. All ways have the same delays.
 
     ``parameters``: of the model, of type ``dtype``. ``network``: a rate such as ``10Gb/s`` or ``100MB/s``, with
-    ``latency`` in seconds, or a :class:`Network`. ``nodes``: numbers, or a text such as ``4..512``. ``slow``: the last
-    node computes and sends so many times slower. ``steps``: to simulate (0: 40 to 400). ``tell`` is called with a line
+    ``latency`` in seconds, or a :class:`Network`. ``nodes``: numbers, or a text such as ``4..512``. ``slow``: node 1
+    computes and sends so many times slower. ``steps``: to simulate (0: 40 to 400). ``tell`` is called with a line
     before each number of nodes. The formulas, and what they assume, are in :mod:`anyk.fleet.scaling.network`.
 
     A strategy that does not exist for some numbers of nodes has rows without seconds, with the reason; if it exists for
@@ -197,7 +205,7 @@ def scale(
 
     >>> scaling = scale("frc:load=2", parameters=1e7, network="1Gb/s", nodes=(4, 8))
     >>> [(row.nodes, round(row.slices.seconds, 3), round(row.all_reduce.seconds, 3), row.best) for row in scaling.rows]
-    [(4, 0.34, 0.51, 'slices'), (8, 0.425, 0.595, 'slices')]
+    [(4, 0.356, 0.51, 'slices'), (8, 0.445, 0.595, 'slices')]
     """
     if not 1 <= parameters <= 1e13 or parameters != int(parameters):
         raise BadInput(f"parameters should be their number, such as 1e8, got {parameters:g}")
@@ -336,7 +344,7 @@ def _simulated(request: _Request, built: Strategy, way: Way | None) -> StepSecon
     """Return the seconds of a strategy's steps on the virtual clock; without a way its network takes no time."""
     nodes, network = built.layout.workers, request.network
     slower = np.ones(nodes)
-    slower[-1] = request.slow
+    slower[SLOW_NODE] = request.slow
     tasks = max(1, max((chunk.steps for task in _first_tasks(built) for chunk in task), default=1))
     before = request.compute * tasks * nodes * np.array(shares_computed(built)) * slower
     one = 0.0
@@ -348,12 +356,14 @@ def _simulated(request: _Request, built: Strategy, way: Way | None) -> StepSecon
         else:
             one = vector
     elif way == "slices":
-        before += SLICE_MESSAGES * network.latency + request.transfer("slices", nodes).spread
-    law = _SlowNode.of(request.law, nodes - 1, request.slow)
+        before += SLICE_MESSAGES * network.latency + spread_seconds(
+            request.size, network, nodes, request.slow, request.itemsize
+        )
+    law = _SlowNode.of(request.law, SLOW_NODE, request.slow)
     cluster = Simulated(nodes, delays=law, seed=request.seed, communication=ModelReading(before=before, one=one))
     if way is not None:
         cluster.reading = MessageReading(
-            readers="rank 0" if way == "star" else "all",
+            shares=np.ones(1) if way == "star" else slice_sizes(request.size, nodes, request.itemsize) / request.size,
             rates=network.bandwidth / slower,
             bandwidth=network.bandwidth,
             size=_message_size(request, built),

@@ -1,0 +1,62 @@
+"""The driver's record of a node, and what its cluster does for those that speak with nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from anyk.clusters.contract import Key
+from anyk.clusters.nodes.session import Hello, ToNode
+from anyk.clusters.nodes.wire import Offered
+
+if TYPE_CHECKING:
+    from anyk.clusters.nodes.carrier import DriverCarrier
+
+
+class Node:
+    """The driver's record of a node in one life."""
+
+    def __init__(self, rank: int, life: bytes, hello: Hello) -> None:
+        self.rank, self.life, self.hello = rank, life, hello
+        self.told = 0  # number of messages told
+        self.taken = 0  # number of the last message that it has acknowledged
+        self.run = 0  # the run for which it has been briefed
+        self.has: set[Key] = set()  # vectors that it has been told of
+        self.vectors: list[Key] = []  # those of them that it may drop
+        self.messages: list[bytes] = []  # keys of its workers' messages that are not needed any more
+        self.slices: list[int] = []  # numbers of messages whose slices it need not hold any more
+
+
+class DriverOfNodes(Protocol):
+    """The cluster, for those that have nodes hold slices. Its methods raise :class:`~anyk.RunFailed` if one is lost."""
+
+    run: int
+    carrier: DriverCarrier
+
+    def address_of(self, rank: int) -> str:
+        """Return the address at which a node offers bytes."""
+        ...
+
+    def tell_rank(self, rank: int, order: ToNode) -> None:
+        """Tell a node something."""
+        ...
+
+    def locate(self, rank: int, keys: Sequence[Key]) -> None:
+        """Tell a node where it reads vectors, if it has not been told."""
+        ...
+
+    def drop_slice(self, rank: int, number: int) -> None:
+        """Have a node drop its slice of a message with the next news that it gets."""
+        ...
+
+    def collected(self, number: int, failure: str) -> None:
+        """Note that all holders have their slices of a message, or that one could not get it."""
+        ...
+
+    def wait_until(self, done: Callable[[], bool]) -> None:
+        """Take in what nodes tell until something is done."""
+        ...
+
+    def read_now(self, wanted: Sequence[tuple[memoryview, Offered, str]]) -> None:
+        """Read what nodes offer, and wait for it."""
+        ...
