@@ -232,6 +232,10 @@ class Optimizer(ABC):
         """Return the state before the first step from ``w``."""
         return {}
 
+    def given_state(self) -> State:
+        """Return the state with which the optimiser was given, for the whole model; empty if it has taken no step."""
+        return {}
+
     @abstractmethod
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
@@ -600,6 +604,9 @@ class Clip(Optimizer):
 
     def start(self, w: Vector) -> State:
         return self.inner.start(w)
+
+    def given_state(self) -> State:
+        return self.inner.given_state()
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None

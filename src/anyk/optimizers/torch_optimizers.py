@@ -162,6 +162,9 @@ class TorchOptimizer(Optimizer):
         return self._groups.placed
 
     def start(self, w: Vector) -> State:
+        return self.given_state()
+
+    def given_state(self) -> State:
         if self._groups is None:
             return {}
         # a scalar parameter's state looks like a count, but parameters of a problem all have axes

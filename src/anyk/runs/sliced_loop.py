@@ -59,6 +59,9 @@ class Front(Optimizer):
     def start(self, w: Vector) -> State:
         return self._of.start(w)
 
+    def given_state(self) -> State:
+        return self._of.given_state()
+
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
@@ -202,7 +205,6 @@ class SlicedRounds(SteppedRounds):
         module = SlicedModule(self._into, self._read_model)
         watched = _NoOtherSteps(self.front)
         before_reading = self.front.register_state_dict_pre_hook(lambda _: self._read_state())
-        failed = True
         try:
             self.start_thread()
             said = self._resumed is None
@@ -222,10 +224,6 @@ class SlicedRounds(SteppedRounds):
                         f"{_AT_NODES}, and buffers and frozen parameters cannot change between steps; {_TRAIN}"
                     )
                 self._ends.put(None)
-            failed = False
-        except GeneratorExit:
-            failed = False
-            raise
         finally:
             self._loop.over = self._closing = True
             self._ends.put(None)
@@ -233,10 +231,10 @@ class SlicedRounds(SteppedRounds):
             before_reading.remove()
             watched.close()
             module.close()
-            if self._run is not None and self._told >= 0:
+            if self._run is not None:
                 module.put(self._run.model)
                 self._give_state(self._run.warm_start().states[self._slot])
-        if self._error is not None and not failed:
+        if self._error is not None:
             raise self._error
 
     def hand_back(self, number: int, scale: float | None = None) -> None:

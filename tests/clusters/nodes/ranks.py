@@ -420,6 +420,10 @@ def main() -> None:
 
         import torch
 
+        def state_of(optimizer: Any) -> list[Any]:
+            state = optimizer.state_dict()["state"]
+            return [state[number][name] for number in sorted(state) for name in sorted(state[number])]
+
         def script(cluster: str, *, clip: float | None, steps: int = 5, out: str | None = None) -> Any:
             torch.manual_seed(0)
             module = torch.nn.Sequential(torch.nn.Linear(500, 600), torch.nn.Tanh(), torch.nn.Linear(600, 2))
@@ -445,13 +449,12 @@ def main() -> None:
                             assert all(parameter.isnan().all() for parameter in module.parameters())
                             assert not adam.state
                         seen += [module(X[:2]).detach(), *module.state_dict().values()]
-                        seen += [value for state in adam.state_dict()["state"].values() for value in state.values()]
+                        seen += state_of(adam)
                         seen = [tensor.clone() for tensor in seen]
                         adam.param_groups[1]["lr"] = 0.005
-            state = adam.state_dict()
             final = [*module.state_dict().values()]
-            final += [value for values in state["state"].values() for value in values.values()]
-            rates = [group["lr"] for group in state["param_groups"]]
+            final += state_of(adam)
+            rates = [group["lr"] for group in adam.param_groups]
             return seen, final, rates, optimizer.run.log.rows("SELECT version, digest FROM updates")
 
         def equal(ones: Any, others: Any) -> bool:

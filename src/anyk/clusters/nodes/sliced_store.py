@@ -142,7 +142,8 @@ class SlicedStore(DriverStore):
 
     def start_optimizer(self, slot: str, version: int, optimizer: Optimizer, states: Vectors | None = None) -> None:
         check_sliceable(optimizer)
-        self._optimizers[slot], self._given[slot] = optimizer, states
+        given = optimizer.given_state() or None if states is None else states
+        self._optimizers[slot], self._given[slot] = optimizer, given
 
     def optimizer_states(self, slot: str) -> Vectors:
         optimizer = self._optimizers[slot]
