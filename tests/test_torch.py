@@ -37,10 +37,11 @@ def problem_of(module, X, y):
     return anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
 
 
-def test_steps_are_those_of_torchs_loop():
+@pytest.mark.parametrize("by", ["prepare", "clip"])
+def test_steps_are_those_of_torchs_loop(by):
     module, X, y = network()
     adamw, schedule = stepping(module)
-    clip = {"prepare": lambda: nn.utils.clip_grad_norm_(module.parameters(), 0.1)}
+    clip = {"prepare": lambda: nn.utils.clip_grad_norm_(module.parameters(), 0.1)} if by == "prepare" else {by: 0.1}
     with anyk.torch.Optimizer(adamw, problem_of(module, X, y), "frc:stragglers=1", fleet(), **clip) as optimizer:
         for t in range(8):
             step = optimizer.step()
@@ -135,6 +136,8 @@ def test_what_it_cannot_do_is_said():
             anyk.torch.Optimizer(*arguments, fleet())
     with pytest.raises(BadInput, match="prepare must be a function without arguments, got 0.1"):
         anyk.torch.Optimizer(sgd, problem, "uncoded", fleet(), prepare=0.1)
+    with pytest.raises(BadInput, match="clip"):
+        anyk.torch.Optimizer(sgd, problem, "uncoded", fleet(), clip=0)
     optimizer = anyk.torch.Optimizer(sgd, problem, "uncoded", fleet(), steps=1)
     with pytest.raises(
         AttributeError, match="has step, close and run, but no 'zero_grad'; it takes neither backward nor"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 
 import numpy as np
@@ -167,3 +168,12 @@ def test_what_groups_and_plateaus_cannot_do_is_said():
     for make, sentence in bad:
         with pytest.raises(BadInput, match=sentence):
             make()
+
+
+def test_a_pickled_schedule_begins_again_without_a_warning():
+    for schedule in ("StepLR:step_size=2,gamma=0.5", "ReduceLROnPlateau:patience=0"):
+        made = TorchOptimizer("SGD", lr=0.5, schedule=schedule)
+        made.rate.groups(3, [1.0, 2.0])
+        rate = pickle.loads(pickle.dumps(made)).rate
+        for step, values in ((3, [1.0, 2.0]), (4, [1.0, 2.0, 3.0]), (1, [])):
+            assert rate.groups(step, values) == made.rate.groups(step, values)

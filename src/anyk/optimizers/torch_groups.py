@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -189,6 +191,11 @@ class TorchSchedule:
             except RunFailed as error:
                 raise BadInput(str(error)) from None
         self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is needed to begin again: pickled optimisers have lost what schedulers wrap."""
+        kept = {name: value for name, value in vars(self).items() if name not in ("_optimizer", "_scheduler")}
+        return kept | {"_count": sys.maxsize, "_fed": [math.nan]}
 
     @property
     def spec(self) -> str:
