@@ -49,6 +49,8 @@ COMMANDS = {
     "codes threshold frc:load=3 --workers 6 --error 0.1": "", "list strategies": "",
     "strategies show k-async:k=2 --workers 6 --delays exp:mean=1": "", "strategies check k-async:k=2 --schedules 5": "",
     "list": "", "list callbacks": "", "list optimizers": "", "graphs show ring --workers 6": "",
+    "scale uncoded --model 1e6 --network 1Gb/s --nodes 4": "",
+    "scale uncoded --model 1e6 --network 1Gb/s --nodes 4 --picture scale.png": "plot",
     "cluster check processes --workers 2 --steps 1": "", "reproduce": "./papers", "reproduce tandon-bound --quick": "./papers",
     "decompile function.py:f --args f32[3]": "jax ./decompile",
 }  # fmt: skip
