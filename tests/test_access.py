@@ -14,6 +14,7 @@ pytestmark = pytest.mark.in_process
 
 PACKAGE = Path(anyk.__file__).parent
 UNPICKLES = {
+    "clusters/nodes/slices.py": "optimisers from the driver, over an encrypted connection",
     "clusters/ray/actor.py": "orders of the driver, over Ray",
     "clusters/remote/shipping.py": "partitions from the driver",
     "problems/data/reader_processes.py": "work from the driver that started this process",
@@ -27,6 +28,7 @@ IMPORTS = {
     "clusters/processes/forkserver.py": "modules that the driver has imported",
     "base/installed.py": "plug-ins and commands of installed distributions",
     "base/named.py": "code that the user names, from folders only with trust",
+    "base/specs.py": "registries of anyk itself",
     "optimizers/library_classes.py": "optimisers that the user names",
     "optimizers/torch_optimizers.py": "PyTorch",
     "optimizers/torch_groups.py": "PyTorch",

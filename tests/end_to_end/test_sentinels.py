@@ -46,8 +46,9 @@ PARAMETERS = {
     "spec": "spec specs strategy add today delays communication cluster optimizer lr model evaluate decoder",
     "code": "plugin problem callback function",
     "writes": "out json picture table mirror page",
-    "names": "name kind to split args workers kill stop slow corrupt nan driver round worker seconds",
-    "address": "metrics",
+    "names": "name kind to split args workers kill stop slow corrupt nan driver round worker seconds node-kill node-stop network "
+    "nodes",
+    "address": "metrics address",
 }
 KINDS = {name: kind for kind, names in PARAMETERS.items() for name in names.split()}
 
@@ -98,6 +99,7 @@ NEEDS = {
     "resume": ["--steps", "6", "--quiet"],
     "report": ["-o", "page.html"],
     "plan": ["--resamples", "20", "--steps", "5", "--slope", "0"],
+    "scale": ["--model", "1e6", "--network", "1Gb/s", "--nodes", "4"],
 }
 NEEDS["race"] = [*NEEDS["train"], "--strategy", "uncoded"]
 ARGUMENTS = {"run": "run", "runs": "run", "sources": "times.csv", "source": "times.csv", "file": "rows.csv"}
@@ -108,10 +110,11 @@ ARGUMENTS |= {
     "specs": "frc:load=2",
     "function": "math:sqrt",
     "name": "?",
+    "strategy": "uncoded",
 }
 INSTEAD = {
     "delays": ["--data"], "data": ["--data"], "data-file": ["--data"], "cluster": ["--cluster"],
-    "strategy": ["--strategy"], "out": ["-o", "--out"],
+    "strategy": ["--strategy"], "model": ["--model"], "out": ["-o", "--out"],
 }  # fmt: skip
 
 

@@ -169,7 +169,8 @@ def check_cluster(spec: str | None, workers: int, steps: int, address: str, port
 
     \b
     anyk cluster check processes --workers 8
-    torchrun --nnodes 4 --node-rank $I --master-addr FIRST --no-python anyk cluster check --model 1e8
+    torchrun --nnodes 4 --node-rank $I --master-addr FIRST --no-python \\
+        anyk cluster check --model 1e8
     """
     if spec is None:
         _check_machines(address, port, **step)

@@ -67,7 +67,8 @@ def scale(strategy: str, picture: str | None, quiet: bool, **settings: Any) -> N
     delays.
 
     \b
-    anyk scale frc:load=2 --model 1e8 --network 10Gb/s --nodes 4..512 --compute 0.3 --delays exp:mean=0.5
+    anyk scale frc:load=2 --model 1e8 --network 10Gb/s --compute 0.3
+    anyk scale frc:load=2 --model 1e8 --network 10Gb/s --delays exp:mean=0.5
     anyk scale frc:load=2 --model 1e7 --network 1Gb/s --nodes 4,8 --slow-node 3
     """
     from anyk.fleet import scale as predict

@@ -178,9 +178,9 @@ def test_messages_of_the_node_itself_are_not_read() -> None:
     node.holding.obey(CollectAlso(1, 2, b"own", "here:1"))
     assert node.stopped == [1] and node.told[-1] == Done(1, 2)
     node.holding.obey(Measure(1, 3, [(1, 1.0), (2, -1.0)]))
-    assert node.told[-1].square == 0.0
+    assert node.told[-1].squares == [0.0, 0.0]
     node.holding.obey(Measure(1, 3, [(1, 2.0), (2, 1.0)]))
-    assert node.told[-1].square == pytest.approx(9.0 * float(np.square(np.arange(FIRST, LAST)).sum()))
+    assert sum(node.told[-1].squares) == pytest.approx(9.0 * float(np.square(np.arange(FIRST, LAST)).sum()))
 
 
 def test_what_does_not_arrive_intact_or_finite_is_told() -> None:

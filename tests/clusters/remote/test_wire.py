@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 import anyk
 from anyk.clusters.contract import Report
-from anyk.clusters.mpi.link import LONGEST
+from anyk.clusters.mpi.link import REPORT_BYTES
 from anyk.clusters.mpi.mpi import Rank
 from anyk.clusters.remote.wire import form_of, pack_reports, unpack_reports
 from test_readers import EXAMPLES, damaged
@@ -74,14 +74,14 @@ LINES = [msgspec.json.encode((3, report, form_of(vector))) + b"\n" for report, v
 
 @fuzz
 @given(content=st.sampled_from(LINES).flatmap(damaged))
-@example(content=b"\xff" * LONGEST)
-@example(content=b"x" * LONGEST)
+@example(content=b"\xff" * REPORT_BYTES)
+@example(content=b"x" * REPORT_BYTES)
 @example(content=LINES[0].replace(b'["<f8",5]', b'["<f8",99999999999999999]'))
 @example(content=LINES[0].replace(b'["<f8",5]', b'["|O",5]'))
 @example(content=LINES[0].replace(b'["<f8",5]', b'["<f8",-5]'))
 def test_damaged_reports_of_mpi_are_refused(content: bytes) -> None:
     rank = Rank(World(), 4)  # type: ignore[arg-type]
-    rank._buffer[: len(content)] = content[:LONGEST]
+    rank._buffer[: len(content)] = content[:REPORT_BYTES]
     try:
         rank.take()
     except anyk.RunFailed as error:
