@@ -208,19 +208,19 @@ def _check_machines(address: str, port: int, **step: Any) -> None:
         if is_given(name):
             raise BadInput(f"--{name} is for a cluster that is started, with a SPEC such as processes")
     from anyk.clusters import nodes_of_job, survey_nodes
-    from anyk.fleet import Network, scale
+    from anyk.fleet import NodeLink, scale
     from anyk.views import machines_table, pairs_table, step_lines, survey_lines
 
     counts = (nodes_of_job(),)
     step["strategy"] = step["strategy"] or ("cyclic:stragglers=1" if counts[0] % 2 else "frc:load=2")
-    scale(network=Network(1e9), nodes=counts, **step)  # refuses what cannot be predicted on all ranks, before they meet
+    scale(network=NodeLink(1e9), nodes=counts, **step)  # what cannot be predicted is refused on all ranks, first
     survey = survey_nodes(address=address, port=port)
     if survey is None:
         return
     say_result(machines_table(survey), *survey_lines(survey), "", *pairs_table(survey))
     report = survey.report()
     if survey.bandwidth is not None:
-        network = Network(survey.bandwidth, (survey.round_trip or 0.0) / 2)
+        network = NodeLink(survey.bandwidth, (survey.round_trip or 0.0) / 2)
         slow = max(survey.slow.values(), default=1.0)
         prediction = scale(network=network, nodes=counts, slow=slow, **step)
         say_result("", *step_lines(survey, prediction))

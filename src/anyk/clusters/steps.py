@@ -78,6 +78,18 @@ class StepPlan(NamedTuple):
         return self.mix is None or self.mix.outer is not None
 
 
+def split_states(states: Vectors) -> tuple[Vectors, Vectors]:
+    """Return a slot's states without those of an outer optimiser, and these, by the names that they have for it."""
+    inner = {name: vector for name, vector in states.items() if not name.startswith(OUTER)}
+    outer = {name.removeprefix(OUTER): vector for name, vector in states.items() if name.startswith(OUTER)}
+    return inner, outer
+
+
+def named_outer(state: Vectors) -> Vectors:
+    """Return the state of an outer optimiser by the names that it has among a slot's states."""
+    return {OUTER + name: vector for name, vector in state.items()}
+
+
 def stepping_by(plan: StepPlan, optimizer: Optimizer, states: Vectors, w: Vector) -> tuple[Optimizer | None, Vectors]:
     """Return what steps by a plan, None if nothing does, and its state among a slot's ``states``.
 
@@ -89,14 +101,13 @@ def stepping_by(plan: StepPlan, optimizer: Optimizer, states: Vectors, w: Vector
         return None, {}
     spec, rate = plan.mix.outer
     outer = build_optimizer(spec, lr=rate)
-    state = {name.removeprefix(OUTER): vector for name, vector in states.items() if name.startswith(OUTER)}
-    return outer, state or outer.start(w)
+    return outer, split_states(states)[1] or outer.start(w)
 
 
 def note_state(plan: StepPlan, states: Vectors, state: Vectors) -> None:
     """Put the ``state`` of :func:`stepping_by` after the step among a slot's states."""
     if state is not states:
-        states.update({OUTER + name: vector for name, vector in state.items()})
+        states.update(named_outer(state))
 
 
 class Source(Protocol):

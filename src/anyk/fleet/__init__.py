@@ -21,8 +21,8 @@ from anyk.fleet.records import (
     read_all,
     record_sources,
 )
-from anyk.fleet.scaling.network import WAYS, Network, Transfer, Way, transfer_seconds
-from anyk.fleet.scaling.scale import ScaleRow, Scaling, StepSeconds, node_counts, scale
+from anyk.fleet.scaling.network import WAYS, NodeLink, StepTransfer, Way, transfer_seconds
+from anyk.fleet.scaling.scale import ScaleResult, ScaleRow, StepSeconds, node_counts, scale
 from anyk.fleet.simulation import Measured, computed_load, pace, simulate, simulated_pace
 from anyk.fleet.theory import erasurehead
 from anyk.fleet.theory.adversaries import Threshold, adversarial_threshold, chosen_stragglers, threshold_bound
@@ -67,7 +67,7 @@ __all__ = [
     "Figures",
     "Measured",
     "MissingCode",
-    "Network",
+    "NodeLink",
     "Pace",
     "Part",
     "Plan",
@@ -76,11 +76,11 @@ __all__ = [
     "RecordSource",
     "Recorder",
     "ScaleRow",
-    "Scaling",
+    "ScaleResult",
     "StepSeconds",
     "Threshold",
     "TraceGrid",
-    "Transfer",
+    "StepTransfer",
     "Way",
     "WorkerCost",
     "adversarial_threshold",

@@ -19,7 +19,7 @@ from anyk.problems.torch.network import trainable_parameters
 from anyk.runs.callbacks import StepInfo
 from anyk.runs.log.receipts import Receipt, receipt_after
 from anyk.runs.loop_module import KeptTensors, put_model
-from anyk.runs.stepping import Loop, Step, SteppedRounds, begin_rounds, in_slices
+from anyk.runs.stepping import Loop, Step, SteppedRounds, begin_rounds
 
 if TYPE_CHECKING:
     import torch
@@ -331,7 +331,7 @@ def optimizer_rounds(
     check_value(cluster, Cluster, "cluster")
     if clip is not None:
         check_value(clip, PositiveNumber, "clip")
-    if not in_slices(cluster):
+    if not cluster.in_slices:
         made = begin_rounds(problem, strategy, cluster, into=problem.module, **options)
         made.clip = clip
         return made

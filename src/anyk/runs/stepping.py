@@ -390,7 +390,7 @@ def rounds(
     (20, True)
     """
     check_value(cluster, Cluster, "cluster")
-    if in_slices(cluster):
+    if cluster.in_slices:
         raise BadInput(
             "with slices no node has the whole gradient, which anyk.rounds hands out: use anyk.torch.Optimizer, "
             "anyk.train, or a cluster without slices"
@@ -412,11 +412,6 @@ def rounds(
         checkpoint_every=checkpoint_every,
         callbacks=callbacks,
     )
-
-
-def in_slices(cluster: Cluster) -> bool:
-    """Return whether nodes of a cluster hold slices of the model."""
-    return bool(getattr(cluster, "slices", ""))
 
 
 def begin_rounds(

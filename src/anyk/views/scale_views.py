@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyk.fleet import WAYS, Scaling, StepSeconds, Way, seconds_text
+from anyk.fleet import WAYS, ScaleResult, StepSeconds, Way, seconds_text
 from anyk.views.columns import Columns
 from anyk.views.style import COLOURS, LIGHT, name_ticks, picture
 
@@ -22,7 +22,7 @@ SCALE_NOTE = (
 )
 
 
-def scale_table(scaling: Scaling) -> Columns:
+def scale_table(scaling: ScaleResult) -> Columns:
     """Return a row for each number of nodes; cells without seconds have a dash, and a sentence says why."""
     rows = [
         [
@@ -44,7 +44,7 @@ def _cell(value: StepSeconds) -> str:
     return seconds_text(value.seconds) + (f" ± {2 * value.error:.1g}" if value.error else "")
 
 
-def scale_lines(scaling: Scaling) -> list[str]:
+def scale_lines(scaling: ScaleResult) -> list[str]:
     """Return what was asked, which way takes least time with how many nodes, and what to bear in mind."""
     network = scaling.network
     latency = f", latency {1e3 * network.latency:g} ms" if network.latency else ""
@@ -78,7 +78,7 @@ def scale_lines(scaling: Scaling) -> list[str]:
     return lines
 
 
-def _verdicts(scaling: Scaling) -> list[str]:
+def _verdicts(scaling: ScaleResult) -> list[str]:
     """Return, for each way, with how many nodes it takes least time."""
     names: dict[Way, str] = {"star": "the star", "slices": "slices", "all-reduce": "the all-reduce"}
     lines, nowhere = [], []
@@ -94,7 +94,7 @@ def _verdicts(scaling: Scaling) -> list[str]:
     return lines
 
 
-def draw_scale(scaling: Scaling, path: str | Path | None) -> Figure:
+def draw_scale(scaling: ScaleResult, path: str | Path | None) -> Figure:
     """Draw the seconds of a step against the number of nodes, a line for each way, and what takes no network."""
     with picture(path, (8.6, 5.0)) as (figure, axes):
         for i, way in enumerate(WAYS):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyk.clusters import Survey
-from anyk.fleet import Scaling, seconds_text
+from anyk.clusters import MachineSurvey
+from anyk.fleet import ScaleResult, seconds_text
 from anyk.views.columns import Columns
 
 _PAIRS = 28  # in the table: all of 8 machines
 _ALIKE = 0.01  # difference, relative to the all-reduce, that is none
 
 
-def machines_table(survey: Survey) -> Columns:
+def machines_table(survey: MachineSurvey) -> Columns:
     """Return a row for each machine."""
     rows = [
         [
@@ -32,7 +32,7 @@ def _devices(names: list[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in kinds.items()) or "no GPU"
 
 
-def survey_lines(survey: Survey) -> list[str]:
+def survey_lines(survey: MachineSurvey) -> list[str]:
     """Return where the machines meet, and whether their versions are the same."""
     lines = [f"they met at {survey.store}, and read from each other's ports for {seconds_text(survey.seconds)} s"]
     if survey.differences:
@@ -41,7 +41,7 @@ def survey_lines(survey: Survey) -> list[str]:
     return [*lines, f"the same versions on all: {versions}"]
 
 
-def pairs_table(survey: Survey) -> list[Any]:
+def pairs_table(survey: MachineSurvey) -> list[Any]:
     """Return a row for each pair, the slowest first, and sentences about machines that are slow or out of reach."""
     reads = {(read.reader, read.source): read for read in survey.reads}
     pairs = sorted({(min(pair), max(pair)) for pair in reads})
@@ -83,7 +83,7 @@ def _megabytes(rate: float | None) -> str:
     return "–" if rate is None else f"{rate / 1e6:,.0f}" if rate >= 1e7 else f"{rate / 1e6:.2g}"
 
 
-def step_lines(survey: Survey, prediction: Scaling) -> list[str]:
+def step_lines(survey: MachineSurvey, prediction: ScaleResult) -> list[str]:
     """Return what a step takes on these machines, in which way, and whether DistributedDataParallel is better."""
     row = prediction.rows[0]
     star, slices, ring = row.star.seconds, row.slices.seconds, row.all_reduce.seconds
@@ -106,7 +106,7 @@ def step_lines(survey: Survey, prediction: Scaling) -> list[str]:
     return [*lines, *_choice(star, slices, ring, 0.0 if prediction.compute else row.load - 1)]
 
 
-def _computing(prediction: Scaling) -> str:
+def _computing(prediction: ScaleResult) -> str:
     """Return how computing was counted."""
     load = prediction.rows[0].load
     if prediction.compute:

@@ -156,6 +156,11 @@ def test_missing_packages_are_named_with_the_line_to_install(monkeypatch):
     with pytest.raises(anyk.BadInput, match=r"needs pyzmq, which is not installed.*pip install '.\[nodes\]'"):
         anyk.clusters.Nodes(2)
     monkeypatch.delitem(sys.modules, "zmq")
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    for begin in (lambda: anyk.clusters.Nodes(2), anyk.clusters.survey_nodes):
+        with pytest.raises(anyk.BadInput, match=r"needs blake3, which is not installed.*pip install '.\[nodes\]'"):
+            begin()
+    monkeypatch.delitem(sys.modules, "blake3")
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with pytest.raises(anyk.BadInput, match=r"needs torch, which is not installed.*pip install '.\[nodes\]'"):
         anyk.clusters.Nodes(2)

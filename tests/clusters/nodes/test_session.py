@@ -26,7 +26,7 @@ from anyk.clusters.nodes.session import (
     MeasureStep,
     NodeBroken,
     NodeWatch,
-    Part,
+    OfferedPart,
     Session,
     Show,
     TakeStep,
@@ -167,7 +167,7 @@ MESSAGES = [
     WorkerEnded(1, 2, 3, "killed", 1),
     Done(1, 7, digest=1 << 62, squares=[0.5, 2.0], offered=[("0.exp_avg", ("<f4", 2), Offered(b"k", 8, (b"d",)))]),
 ]
-PART = Part(64, Offered(b"k", 8, (b"d",)), "host:1")
+PART = OfferedPart(64, Offered(b"k", 8, (b"d",)), "host:1")
 MIXED = StepPlan("model", 3, [(1, 0)], [0.5], mix=MixPlan((ModelTerm("other", 2, -0.25),), ("slowmo", 0.5)))
 LATE = StepPlan("model", 3, [(1, 0)], [0.5, 2.0], 7.0, compensation=(StaleMessage((1, 0), 2, 0.1),))
 ORDERS = [

@@ -17,7 +17,17 @@ from anyk.base.arrays import Vector
 from anyk.base.keyed import array_digest
 from anyk.clusters.nodes import slices
 from anyk.clusters.nodes.holding import Holding
-from anyk.clusters.nodes.session import NOT_INTACT, Collect, CollectAlso, Done, Hold, Measure, Part, Show, TakeStep
+from anyk.clusters.nodes.session import (
+    NOT_INTACT,
+    Collect,
+    CollectAlso,
+    Done,
+    Hold,
+    Measure,
+    OfferedPart,
+    Show,
+    TakeStep,
+)
 from anyk.clusters.nodes.slices import Holder, cut, no_slices
 from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.steps import StepPlan
@@ -212,7 +222,7 @@ def test_given_states_and_factors_are_read_before_a_step() -> None:
     momentum, factors = np.full(LAST - FIRST, 3.0), np.full(LAST - FIRST, 0.25)
     (name,) = made.start(np.zeros(2))
     form = ("<f8", LAST - FIRST)
-    part = Part(0, REMOTE, "driver:1")
+    part = OfferedPart(0, REMOTE, "driver:1")
     node.holding.obey(Hold(1, 90, "model", pickle.dumps(made), [(name, form, part)], (form, part)))
     assert not node.told
     node.arrive(1, momentum)

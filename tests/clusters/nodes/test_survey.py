@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from anyk.cli import main
-from anyk.clusters import Survey
+from anyk.clusters import MachineSurvey
 from anyk.clusters.nodes.survey import Machine, ReadSpeed, rounds_of_pairs
-from anyk.fleet import Network, scale
+from anyk.fleet import NodeLink, scale
 from anyk.views import machines_table, pairs_table, step_lines, survey_lines
 from clusters.nodes.test_nodes import ended, free_port, start
 
@@ -39,7 +39,9 @@ def made(count=4, *, slow=None, unreachable=(), rate=1e8, differences=()):
         for b in range(count)
         if a != b
     ]
-    return Survey(machines=machines, reads=reads, differences=list(differences), store="10.0.0.1:29500", seconds=0.2)
+    return MachineSurvey(
+        machines=machines, reads=reads, differences=list(differences), store="10.0.0.1:29500", seconds=0.2
+    )
 
 
 def printed(*things):
@@ -54,7 +56,7 @@ def test_a_machine_that_sends_slowly_is_named_and_counted():
     survey = made(slow=2)
     assert survey.slow == {2: pytest.approx(3.0)} and survey.bandwidth == 1e8
     assert "node 2 sends 3 times slower than the others" in printed(*pairs_table(survey))
-    prediction = scale("frc:load=2", parameters=1 << 23, network=Network(1 << 25), nodes=(4,), slow=3.0)
+    prediction = scale("frc:load=2", parameters=1 << 23, network=NodeLink(1 << 25), nodes=(4,), slow=3.0)
     text = " ".join(step_lines(survey, prediction))
     assert "node 2 as 3 times slower: with slices, everybody waits 1.5 s more" in text
     assert made().slow == {}
@@ -105,7 +107,7 @@ def test_machines_versions_and_the_slowest_pairs_of_many():
     ],
 )
 def test_it_is_said_when_an_all_reduce_is_the_better_choice(spec, settings, said):
-    prediction = scale(spec, parameters=1 << 23, network=Network(1 << 25), nodes=(4,), **settings)
+    prediction = scale(spec, parameters=1 << 23, network=NodeLink(1 << 25), nodes=(4,), **settings)
     text = " ".join(step_lines(made(), prediction))
     for words in said:
         assert words in text, text

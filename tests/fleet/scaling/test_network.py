@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from anyk import BadInput
 from anyk.clusters.nodes.slices import cut
-from anyk.fleet import Network, transfer_seconds
+from anyk.fleet import NodeLink, transfer_seconds
 from anyk.fleet.scaling.network import slice_sizes
 
 
@@ -25,7 +25,7 @@ from anyk.fleet.scaling.network import slice_sizes
     ],
 )
 def test_rates_in_bits_lose_what_ethernet_takes_and_bytes_do_not(text, megabytes):
-    assert Network.read(text).bandwidth / 1e6 == pytest.approx(megabytes)
+    assert NodeLink.read(text).bandwidth / 1e6 == pytest.approx(megabytes)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_rates_in_bits_lose_what_ethernet_takes_and_bytes_do_not(text, megabytes
 )
 def test_rates_that_may_mean_either_are_refused_with_what_to_write(text):
     with pytest.raises(BadInput, match=r"write bits as in 10Gb/s or 10Gbit/s .* or bytes as in 100MB/s"):
-        Network.read(text)
+        NodeLink.read(text)
 
 
 @pytest.mark.parametrize("text", ["0Gb/s", "1b/s", "1e300GB/s"])
 def test_rates_that_no_network_has_are_refused(text):
     with pytest.raises(BadInput, match="at least 1 kB/s"):
-        Network.read(text)
+        NodeLink.read(text)
 
 
 # milliseconds of a step at 1 Gb/s, of N nodes and MB: gloo, slices uncoded and of frc:load=2, the star of frc:load=2.
@@ -54,7 +54,7 @@ MEASURED = {
 
 @pytest.mark.parametrize(("nodes", "megabytes"), MEASURED)
 def test_predictions_are_near_what_was_measured_in_namespaces(nodes, megabytes):
-    gigabit = Network.read("1Gb/s")
+    gigabit = NodeLink.read("1Gb/s")
 
     def predicted(way, sums, copies):
         seconds = transfer_seconds(way, 1e6 * megabytes, gigabit, nodes=nodes, sums=sums, copies=copies).seconds
@@ -79,7 +79,7 @@ def test_slices_are_those_that_nodes_hold(numbers, nodes, itemsize):
 
 @given(nodes=st.integers(2, 500), units=st.integers(1, 50))
 def test_uncoded_slices_move_what_a_ring_moves_and_replicas_less(nodes, units):
-    network, size = Network(bandwidth=1e9), float(units * 2 * nodes << 20)  # of which each node holds as much
+    network, size = NodeLink(bandwidth=1e9), float(units * 2 * nodes << 20)  # of which each node holds as much
     ring = transfer_seconds("all-reduce", size, network, nodes=nodes).seconds
     slices = transfer_seconds("slices", size, network, nodes=nodes).seconds
     assert slices == pytest.approx(ring)
@@ -90,7 +90,7 @@ def test_uncoded_slices_move_what_a_ring_moves_and_replicas_less(nodes, units):
 
 
 def test_a_slow_node_costs_slices_their_spread_and_a_ring_all():
-    network = Network(bandwidth=1e8, latency=1e-3)
+    network = NodeLink(bandwidth=1e8, latency=1e-3)
 
     def of(way, slow, copies=2):
         return transfer_seconds(way, 40 << 20, network, nodes=8, sums=8 // copies, copies=copies, slow=slow)

@@ -7,9 +7,9 @@ import pytest
 
 import anyk
 from anyk import BadInput
-from anyk.fleet import Network, node_counts, scale, transfer_seconds
+from anyk.fleet import NodeLink, node_counts, scale, transfer_seconds
 
-GIGABIT = Network.read("1Gb/s", latency=1e-4)
+GIGABIT = NodeLink.read("1Gb/s", latency=1e-4)
 PARAMETERS = 12 << 20  # of 4 bytes: slices of 4, 6, 8 and 12 nodes are of one size
 SIZE = 4 * PARAMETERS
 
@@ -41,7 +41,7 @@ def test_computing_counts_as_often_as_the_load():
 
 
 def test_on_a_fast_network_only_the_waiting_is_left():
-    fast = {"network": Network(bandwidth=1e15), "delays": "exp:mean=0.5", "seed": 3}
+    fast = {"network": NodeLink(bandwidth=1e15), "delays": "exp:mean=0.5", "seed": 3}
     row = scale("frc:load=2", parameters=1e3, nodes=(8,), **fast).rows[0]
     for way in (row.star, row.slices):
         assert way.seconds == pytest.approx(row.waiting.seconds, rel=1e-6)

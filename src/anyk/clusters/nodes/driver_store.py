@@ -8,7 +8,7 @@ import numpy as np
 
 from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
-from anyk.clusters.nodes.session import Part
+from anyk.clusters.nodes.session import OfferedPart
 from anyk.clusters.nodes.wire import Offered, bytes_of
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.steps import Place
@@ -26,13 +26,13 @@ class DriverStore(RemoteStore):
         self._offered: dict[Key, Offered] = {}
         self.gone: list[Key] = []  # vectors that nodes need no more
 
-    def parts(self, key: Key) -> list[Part]:
+    def parts(self, key: Key) -> list[OfferedPart]:
         """Return where nodes read a vector."""
         if key not in self._offered:
             vector = self.vector(key)
             assert vector is not None
             self._offered[key] = self._carrier.offer(bytes_of(np.ascontiguousarray(vector)))
-        return [Part(0, self._offered[key], self._carrier.address)]
+        return [OfferedPart(0, self._offered[key], self._carrier.address)]
 
     def release(self, slot: str, version: int) -> None:
         super().release(slot, version)

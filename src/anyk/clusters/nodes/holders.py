@@ -14,7 +14,7 @@ from anyk.clusters.nodes.session import Collect, CollectAlso, Done, Measure, ToH
 from anyk.clusters.nodes.wire import Offered
 
 
-class Source(NamedTuple):
+class MessageSource(NamedTuple):
     """A process that offers a whole message."""
 
     address: str
@@ -27,7 +27,7 @@ class SlicedMessage:
     When nothing refers to it any more, its slices are dropped and the memory of its sources is freed.
     """
 
-    def __init__(self, number: int, dtype: DType, size: int, source: Source) -> None:
+    def __init__(self, number: int, dtype: DType, size: int, source: MessageSource) -> None:
         self.number, self.dtype, self.size, self.shape, self.source = number, dtype, size, (size,), source
         self.frees: list[Callable[[], None]] = []  # the memory of all sources
         self.whole: Vector | None = None  # once the driver has read it
@@ -59,9 +59,13 @@ class Holders:
         Raises :class:`~anyk.RunFailed` with the reason if one of them could not.
         """
         self._number += 1
-        number, answers = self._number, self._answers.setdefault(self._number, {})
+        number = self._number
+        return self._ask(number, lambda rank: order(self._cluster.run, number, rank))
+
+    def _ask(self, number: int, order: Callable[[int], ToHolder]) -> dict[int, Done]:
+        answers = self._answers.setdefault(number, {})
         for rank in self.slices:
-            self._cluster.tell_rank(rank, order(self._cluster.run, number, rank))
+            self._cluster.tell_rank(rank, order(rank))
         try:
             self._cluster.wait_until(lambda: len(answers) == len(self.slices))
         finally:
@@ -90,25 +94,40 @@ class Holders:
 
     # ------------------------------------------------------------------------------------------- messages
 
-    def collect(self, dtype: DType, size: int, source: Source, free: Callable[[], None]) -> SlicedMessage:
+    def collect(self, dtype: DType, size: int, source: MessageSource, free: Callable[[], None]) -> SlicedMessage:
         """Have each holder read its slice of a message; ``free``: frees the memory of the source."""
+        message = self._new_message(dtype, size, source, free)
+        self._collecting[message.number] = set(self.slices)
+        for rank in self.slices:
+            self._cluster.tell_rank(rank, self._collecting_order(message, rank))
+        return message
+
+    def collect_now(self, dtype: DType, size: int, source: MessageSource, free: Callable[[], None]) -> SlicedMessage:
+        """Have each holder read its slice of a message, and wait for it.
+
+        Raises :class:`~anyk.RunFailed` if one of them cannot.
+        """
+        message = self._new_message(dtype, size, source, free)
+        self._ask(message.number, lambda rank: self._collecting_order(message, rank))
+        return message
+
+    def _new_message(self, dtype: DType, size: int, source: MessageSource, free: Callable[[], None]) -> SlicedMessage:
         if size != self.dimension or dtype != self._dtype:
             raise RunFailed(f"a message of {size:,} numbers of type {dtype} does not lie in slices")
         self._number += 1
-        number, run = self._number, self._cluster.run
-        message = SlicedMessage(number, dtype, size, source)
+        message = SlicedMessage(self._number, dtype, size, source)
         message.frees.append(free)
-        self._collecting[number] = set(self.slices)
-        for rank in self.slices:
-            start, end = self.bytes_at(rank)
-            order = Collect(run, number, start, source.offered.slice(start, end), source.address)
-            self._cluster.tell_rank(rank, order)
-        weakref.finalize(message, self._forget, run, number, message.frees)
+        weakref.finalize(message, self._forget, self._cluster.run, message.number, message.frees)
         return message
+
+    def _collecting_order(self, message: SlicedMessage, rank: int) -> Collect:
+        start, end = self.bytes_at(rank)
+        offered, address = message.source.offered.slice(start, end), message.source.address
+        return Collect(self._cluster.run, message.number, start, offered, address)
 
     def begin(self, first: Announced, dtype: DType, size: int) -> tuple[int, SlicedMessage]:
         """Bring a message (:class:`~anyk.clusters.nodes.arrivals.Receiver`)."""
-        message = self.collect(dtype, size, Source(first.node.hello.address, first.offered), first.free)
+        message = self.collect(dtype, size, MessageSource(first.node.hello.address, first.offered), first.free)
         return message.number, message
 
     def also(self, number: int | None, content: SlicedMessage, message: Announced) -> None:
@@ -124,10 +143,6 @@ class Holders:
 
     def entered(self, message: Announced) -> None:
         """Do nothing: a source is freed with the last reference to the message."""
-
-    def wait_for(self, message: SlicedMessage) -> None:
-        """Wait until a message has been collected."""
-        self._cluster.wait_until(lambda: message.number not in self._collecting)
 
     def _forget(self, run: int, number: int, frees: Sequence[Callable[[], None]]) -> None:
         if run != self._cluster.run:

@@ -19,7 +19,7 @@ from anyk.clusters.nodes.session import (
     Hold,
     Measure,
     MeasureStep,
-    Part,
+    OfferedPart,
     Show,
     TakeStep,
     ToHolder,
@@ -161,7 +161,7 @@ class Holding:
         """Read the state of an optimiser, and the factors of a regulariser."""
         states: dict[str, Vector] = {}
         penalties: Vector | None = None
-        wanted: list[tuple[Vector, Part]] = []
+        wanted: list[tuple[Vector, OfferedPart]] = []
         for name, form, part in order.states or ():
             states[name] = np.empty(form[1], dtype=vector_type(form))
             wanted.append((states[name], part))

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from anyk.base.checks import AtLeastZero, typed
-from anyk.base.errors import SUPERVISED, BadInput, RunFailed, StateLost, needing
+from anyk.base.errors import SUPERVISED, BadInput, RunFailed, StateLost
 from anyk.base.specs import show_spec
 from anyk.clusters.contract import PINNED, Envelope, Key, Report
 from anyk.clusters.injection import ClusterOptions
@@ -44,7 +44,7 @@ from anyk.clusters.nodes.session import (
     ToNode,
     WorkerEnded,
 )
-from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, other_size, versions
+from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, need_packages, other_size, versions
 from anyk.clusters.nodes.sliced_store import SlicedStore
 from anyk.clusters.nodes.slices import cut, no_slices
 from anyk.clusters.nodes.wire import PIECE, Offered
@@ -263,15 +263,12 @@ def join_nodes(address: str = "", port: int = 0) -> Hub:
     """Turn this process into a node, unless its rank is 0: work until the driver ends, then exit.
 
     ``address``: this machine's address to listen at. Raises :class:`~anyk.BadInput` if no launcher started the
-    program, or pyzmq or torch is missing.
+    program, or a package of the extra is missing.
     """
     global _hub
     if _hub is None:
         place = JobPlace.from_environment(address)
-        with needing("pyzmq", "nodes", "cluster 'nodes'"):
-            import zmq  # noqa: F401
-        with needing("blake3", "nodes", "cluster 'nodes'"):
-            import blake3  # noqa: F401
+        need_packages("cluster 'nodes'")
         from anyk.clusters.nodes import agent
 
         site = Site(place)
@@ -309,12 +306,11 @@ class Nodes(Networked[NodeHandle]):
 
     ``slices``: with ``"nodes"`` each node holds a slice of sums, models and the optimiser's state, which then do not
     pass through rank 0; the run ends if a node dies. ``address``: rank 0's address, by default that from which
-    MASTER_ADDR is reached. ``port``: for control, and the two
-    after it for bytes (nodes: the one after it); by default any that are free. ``spoiled``: as for ``processes``, a
-    folder that all nodes see.
+    MASTER_ADDR is reached. ``port``: for control, and the two after it for bytes (nodes: the one after it); by default
+    any that are free. ``spoiled``: as for ``processes``, a folder that all nodes see.
 
-    Raises :class:`~anyk.BadInput` without a launcher, without ANYK_SECRET between machines, or if pyzmq or torch is
-    missing.
+    Raises :class:`~anyk.BadInput` without a launcher, without ANYK_SECRET between machines, or if a package of the
+    extra is missing.
     """
 
     name = "nodes"

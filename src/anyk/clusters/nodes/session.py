@@ -116,7 +116,7 @@ class Kill(NodeMessage):
     worker: int
 
 
-class Part(NamedTuple):
+class OfferedPart(NamedTuple):
     """A part of a vector: its first byte's place in it, and where its bytes are offered."""
 
     first: int
@@ -128,7 +128,7 @@ class Locate(NodeMessage):
     """Say where vectors are read, if they come to be needed."""
 
     run: int
-    vectors: list[tuple[Key, list[Part]]]
+    vectors: list[tuple[Key, list[OfferedPart]]]
 
 
 class Give(NodeMessage):
@@ -159,8 +159,8 @@ class Hold(NodeMessage):
     number: int
     slot: str
     optimizer: bytes
-    states: list[tuple[str, Form, Part]] | None
-    penalties: tuple[Form, Part] | None
+    states: list[tuple[str, Form, OfferedPart]] | None
+    penalties: tuple[Form, OfferedPart] | None
 
 
 class Collect(NodeMessage):

@@ -72,6 +72,14 @@ def difference(node: str, theirs: Mapping[str, str], ours: Mapping[str, str]) ->
     return f"{node} has {both[0]}, and the driver {both[1]}; install the same versions on all nodes"
 
 
+def need_packages(purpose: str) -> None:
+    """Raise :class:`~anyk.BadInput` if a package of the extra ``nodes`` is missing that a purpose needs."""
+    with needing("pyzmq", "nodes", purpose):
+        import zmq  # noqa: F401
+    with needing("blake3", "nodes", purpose):
+        import blake3  # noqa: F401
+
+
 def other_size(rank: int, theirs: int, ours: int) -> str:
     """Return a sentence about a node of a job of another size."""
     return f"node {rank} was started with WORLD_SIZE={theirs}, and rank 0 with {ours}; start all with the same one"

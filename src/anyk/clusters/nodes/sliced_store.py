@@ -14,13 +14,13 @@ from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.driver_store import DriverStore
-from anyk.clusters.nodes.holders import Holders, SlicedMessage, Source
+from anyk.clusters.nodes.holders import Holders, MessageSource, SlicedMessage
 from anyk.clusters.nodes.node import DriverOfNodes
-from anyk.clusters.nodes.session import Done, Hold, MeasureStep, Part, Show, TakeStep
+from anyk.clusters.nodes.session import Done, Hold, MeasureStep, OfferedPart, Show, TakeStep
 from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.wire import Form, form_of, vector_type
-from anyk.clusters.steps import OUTER, Place, StepPlan, stepping_by
+from anyk.clusters.steps import Place, StepPlan, named_outer, split_states, stepping_by
 from anyk.clusters.store import Elsewhere, Message
 from anyk.optimizers import Clip, Optimizer, unclipped
 
@@ -28,7 +28,7 @@ from anyk.optimizers import Clip, Optimizer, unclipped
 class SlicedVersion(Elsewhere):
     """A version whose slices are offered by their holders."""
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[OfferedPart]) -> None:
         self.parts = parts
         self.whole: Vector | None = None  # once the driver has read it
 
@@ -69,13 +69,13 @@ class SlicedStore(DriverStore):
     def vector(self, key: Key) -> Any:
         return self._versions.get(key) or super().vector(key)
 
-    def parts(self, key: Key) -> list[Part]:
+    def parts(self, key: Key) -> list[OfferedPart]:
         if (version := self._versions.get(key)) is not None:
             return version.parts
         first, second = key
         if not isinstance(first, str):
             source = self._content((first, second)).source
-            return [Part(0, source.offered, source.address)]
+            return [OfferedPart(0, source.offered, source.address)]
         return super().parts(key)
 
     def model(self, slot: str, version: int) -> Vector:
@@ -131,17 +131,16 @@ class SlicedStore(DriverStore):
 
     def restore_message(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         offered = self._offer(message)
-        source = Source(self._carrier.address, offered)
-        content: Any = self._holders.collect(
+        source = MessageSource(self._carrier.address, offered)
+        content: Any = self._holders.collect_now(
             message.dtype, message.size, source, free=lambda: self._carrier.drop(offered.key)
         )
-        self._holders.wait_for(content)
         self.arrived[task, chunk] = Message(ids, content, worker)
 
     # ------------------------------------------------------------------------------------------- steps
 
     def start_optimizer(self, slot: str, version: int, optimizer: Optimizer, states: Vectors | None = None) -> None:
-        check_sliceable(optimizer)
+        _check_sliceable(optimizer)
         given = optimizer.given_state() or None if states is None else states
         self._optimizers[slot], self._given[slot] = optimizer, given
 
@@ -152,10 +151,9 @@ class SlicedStore(DriverStore):
             return optimizer.start(self.model(slot, self._newest[slot])) if states is None else states
         version = self._newest[slot]
         answers = self._holders.ask(lambda run, number, rank: Show(run, number, slot, version))
-        parts = [self._read_states(rank, done) for rank, done in answers.items()]
-        inner = [{name: v for name, v in part.items() if not name.startswith(OUTER)} for part in parts]
-        outer = [{name: v for name, v in part.items() if name.startswith(OUTER)} for part in parts]
-        return optimizer.joined_state(inner) | _joined_outer(outer)
+        parts = [split_states(self._read_states(rank, done)) for rank, done in answers.items()]
+        joined = optimizer.joined_state([inner for inner, _ in parts])
+        return joined | named_outer(_joined_outer([outer for _, outer in parts]))
 
     def _read_states(self, rank: int, done: Done) -> Vectors:
         """Read the state that a holder offers."""
@@ -201,7 +199,7 @@ class SlicedStore(DriverStore):
                 raise RunFailed(f"node {rank} offers {len(done.offered)} slices of a model")
             offered = done.offered[0][2]
             _check_offered(rank, offered, end - start, most=end - start)
-            parts.append(Part(start, offered, self._cluster.address_of(rank)))
+            parts.append(OfferedPart(start, offered, self._cluster.address_of(rank)))
             digest += done.digest
         return SlicedVersion(parts), digest & keyed.POSITIVE
 
@@ -228,14 +226,13 @@ class SlicedStore(DriverStore):
     def _hold(self, slot: str, optimizer: Optimizer, pickled: bytes, penalties: Vector | None) -> None:
         """Give the holders the optimiser of a slot, with the slices of its state and of the regulariser's factors."""
         states = self._given.pop(slot)
-        parts: dict[int, list[tuple[str, Form, Part]] | None] = dict.fromkeys(self._holders.slices)
-        factors: dict[int, tuple[Form, Part] | None] = dict.fromkeys(self._holders.slices)
+        parts: dict[int, list[tuple[str, Form, OfferedPart]] | None] = dict.fromkeys(self._holders.slices)
+        factors: dict[int, tuple[Form, OfferedPart] | None] = dict.fromkeys(self._holders.slices)
         for rank, (first, last) in self._holders.slices.items():
             coordinates = slice(first, last)
             if states is not None:
-                inner = {name: v for name, v in states.items() if not name.startswith(OUTER)}
-                outer = {name: v for name, v in states.items() if name.startswith(OUTER)}
-                own = optimizer.state_at(inner, coordinates) | _outer_at(outer, coordinates)
+                inner, outer = split_states(states)
+                own = optimizer.state_at(inner, coordinates) | named_outer(_outer_at(outer, coordinates))
                 parts[rank] = [(name, *self._offered_part(vector)) for name, vector in own.items()]
             if penalties is not None:
                 factors[rank] = self._offered_part(penalties[coordinates])
@@ -243,11 +240,11 @@ class SlicedStore(DriverStore):
             lambda run, number, rank: Hold(run, number, slot, pickled, states=parts[rank], penalties=factors[rank])
         )
 
-    def _offered_part(self, vector: Vector) -> tuple[Form, Part]:
+    def _offered_part(self, vector: Vector) -> tuple[Form, OfferedPart]:
         contiguous = np.ascontiguousarray(vector)
         form = form_of(contiguous)
         assert form is not None
-        return form, Part(0, self._offer(contiguous), self._carrier.address)
+        return form, OfferedPart(0, self._offer(contiguous), self._carrier.address)
 
     def _offer(self, vector: Vector) -> Offered:
         self._offers.append(self._carrier.offer(bytes_of(np.ascontiguousarray(vector))))
@@ -269,7 +266,7 @@ _WHOLE = (
 )
 
 
-def check_sliceable(optimizer: Optimizer) -> None:
+def _check_sliceable(optimizer: Optimizer) -> None:
     """Raise :class:`~anyk.BadInput` for an optimiser that cannot step slices."""
     if optimizer.watches is not None:
         raise BadInput(f"with slices the optimiser '{optimizer.spec}' would have to know evaluations; use a schedule")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from anyk.base.errors import BadInput, RunFailed, needing
-from anyk.clusters.nodes.site import JobPlace, Site, difference, versions
+from anyk.base.errors import BadInput, RunFailed
+from anyk.clusters.nodes.site import JobPlace, Site, difference, need_packages, versions
 from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.waiting import readable
 
@@ -61,7 +61,7 @@ class ReadSpeed(msgspec.Struct, frozen=True):
     round_trip: float | None
 
 
-class Survey(msgspec.Struct, frozen=True):
+class MachineSurvey(msgspec.Struct, frozen=True):
     """The machines of a job, what they measured of each other, and ``differences`` of their versions, as sentences.
 
     ``store``: where the machines meet. ``seconds``: that reading took, after all had come.
@@ -132,17 +132,16 @@ def rounds_of_pairs(count: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def survey_nodes(*, address: str = "", port: int = 0, within: float = 60.0) -> Survey | None:
+def survey_nodes(*, address: str = "", port: int = 0, within: float = 60.0) -> MachineSurvey | None:
     """Survey the machines of the job that torchrun, srun or ssh has started; return the result on rank 0, else None.
 
     Every rank must call it. ``address``: this machine's, by default that from which MASTER_ADDR is reached. ``port``:
     as in ``nodes:port=``; bytes are read from the port after it. ``within``: seconds within which all machines must
-    have come. Raises :class:`~anyk.BadInput` without a launcher, or if pyzmq or torch is missing, and
+    have come. Raises :class:`~anyk.BadInput` without a launcher, or if a package is missing, and
     :class:`~anyk.RunFailed` if a machine does not come, or leaves.
     """
     place = JobPlace.from_environment(address)
-    with needing("pyzmq", "nodes", "a survey of machines"):
-        import zmq  # noqa: F401
+    need_packages("a survey of machines")
     from anyk.clusters.nodes.carrier import Carrier
 
     site = Site(place)
@@ -157,7 +156,7 @@ def survey_nodes(*, address: str = "", port: int = 0, within: float = 60.0) -> S
         begun = time.monotonic()
         ours = versions()
         apart = [difference(f"node {e.machine.rank}", e.machine.versions, ours) for e in entries]
-        return Survey(
+        return MachineSurvey(
             machines=[entry.machine for entry in entries],
             reads=member.lead(entries),
             differences=[sentence for sentence in apart if sentence],

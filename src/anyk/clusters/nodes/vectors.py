@@ -9,7 +9,7 @@ import numpy as np
 
 from anyk.base.arrays import Array
 from anyk.clusters.contract import Key
-from anyk.clusters.nodes.session import Part
+from anyk.clusters.nodes.session import OfferedPart
 from anyk.clusters.nodes.wire import Offered, bytes_of
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.shared_store import SharedStore
@@ -37,7 +37,7 @@ class NodeStore(SharedStore):
 class _Vector:
     """A vector, the parts of it that are missing, and the reads of them."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[OfferedPart]) -> None:
         self.parts = list(parts)
         self.missing = set(range(len(parts)))
         self.reads: dict[int, int] = {}  # the part that a read brings
@@ -64,7 +64,7 @@ class NodeVectors:
         self._vectors: dict[Key, _Vector] = {}
         self._keys: dict[int, Key] = {}  # of the vectors that reads are of
 
-    def locate(self, key: Key, parts: Sequence[Part]) -> None:
+    def locate(self, key: Key, parts: Sequence[OfferedPart]) -> None:
         """Note where a vector is read."""
         vector = self._vectors.setdefault(key, _Vector(()))
         if not vector.parts:

@@ -10,7 +10,7 @@ from anyk.clusters.injection import InFlight
 from anyk.clusters.virtual.cores import COMPUTED, Entry
 
 
-class Reading(Protocol):
+class LinkReading(Protocol):
     """How long it takes to read messages, which may wait for each other."""
 
     def arrival(self, time: float, task: int, chunk: int, entry: InFlight) -> float:
@@ -27,7 +27,7 @@ class Links:
 
     busy = False  # a read that is not wanted any more ends at once
 
-    def __init__(self, reading: Reading, heap: list[Entry], unwanted: Set[int]) -> None:
+    def __init__(self, reading: LinkReading, heap: list[Entry], unwanted: Set[int]) -> None:
         self._reading, self._heap, self._unwanted = reading, heap, unwanted
 
     def join(self, time: float, task: int, chunk: int, entry: InFlight) -> None:

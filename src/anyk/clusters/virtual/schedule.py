@@ -12,7 +12,7 @@ import msgspec
 from anyk.clusters.injection import InFlight, Injection
 from anyk.clusters.virtual.computing import ComputingStore
 from anyk.clusters.virtual.cores import COMPUTED, DUE, REQUESTED, Compute, Cores, Entry
-from anyk.clusters.virtual.links import Links, Reading
+from anyk.clusters.virtual.links import LinkReading, Links
 from anyk.protocol import Cancel, Cut, Dispatch, RequestMessage, Task
 
 
@@ -24,7 +24,7 @@ class TaskSchedule:
         injection: Injection,
         compute: Compute | None,
         store: ComputingStore | None,
-        reading: Reading | None = None,
+        reading: LinkReading | None = None,
     ) -> None:
         delays = injection.delays
         self.now = 0.0

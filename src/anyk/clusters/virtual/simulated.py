@@ -20,7 +20,7 @@ from anyk.clusters.store import Elsewhere, VectorStore
 from anyk.clusters.virtual.calendar import Calendar, Outage
 from anyk.clusters.virtual.computing import ComputingStore
 from anyk.clusters.virtual.cores import Compute
-from anyk.clusters.virtual.links import Reading
+from anyk.clusters.virtual.links import LinkReading
 from anyk.clusters.virtual.schedule import TaskSchedule
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
@@ -80,7 +80,7 @@ class Simulated(Cluster):
         if compute is not None:
             compute.check_fleet(workers)
         self.compute = compute
-        self.reading: Reading | None = None  # how messages are read, without compute; None: they are here when sent
+        self.reading: LinkReading | None = None  # how messages are read, without compute; None: they are here when sent
         computing = compute is not None and (compute.task or compute.partition or compute.step)
         times: Any = getattr(self.delays, "times", None)  # if the model is a trace or table
         still = self.delays.silent or (times is not None and not times.any())

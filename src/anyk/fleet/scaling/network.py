@@ -71,23 +71,23 @@ _WRITE = "write bits as in 10Gb/s or 10Gbit/s (a link's rate), or bytes as in 10
 
 
 @value_class
-class Network:
+class NodeLink:
     """The link that each node has, in each direction.
 
     ``bandwidth``: bytes of vectors a second. ``latency``: seconds that a short message takes from one machine to
     another, half of what ``ping`` shows.
 
-    >>> Network.read("1Gb/s").bandwidth / 1e6  # doctest: +ELLIPSIS
+    >>> NodeLink.read("1Gb/s").bandwidth / 1e6  # doctest: +ELLIPSIS
     117.68...
-    >>> Network.read("100MB/s", latency=5e-5)
-    Network(bandwidth=100000000.0, latency=5e-05)
+    >>> NodeLink.read("100MB/s", latency=5e-5)
+    NodeLink(bandwidth=100000000.0, latency=5e-05)
     """
 
     bandwidth: PositiveNumber
     latency: NonnegativeNumber = 0.0
 
     @classmethod
-    def read(cls, text: str, latency: float = 0.0) -> Network:
+    def read(cls, text: str, latency: float = 0.0) -> NodeLink:
         """Return the network that a text states, in bits or bytes a second.
 
         Of a link's bits, 94 % arrive as bytes of vectors: Ethernet and TCP/IP take the rest. Bytes a second are taken
@@ -107,7 +107,7 @@ class Network:
         return cls(bandwidth, latency)
 
 
-class Transfer(NamedTuple):
+class StepTransfer(NamedTuple):
     """The seconds of a step's communication: of the sums, of the new model, and of what waits for a message.
 
     An all-reduce has its two halves in ``reduce`` and ``spread``.
@@ -135,7 +135,7 @@ def slice_sizes(size: float, nodes: int, itemsize: int = 4) -> Floats:
     return np.diff(np.array(ends))
 
 
-def spread_seconds(size: float, network: Network, nodes: int, slow: float = 1.0, itemsize: int = 4) -> float:
+def spread_seconds(size: float, network: NodeLink, nodes: int, slow: float = 1.0, itemsize: int = 4) -> float:
     """Return the seconds until each node has read all slices of a new model that others hold."""
     slices = slice_sizes(size, nodes, itemsize)
     sent = (nodes - 1) * slices / network.bandwidth
@@ -146,21 +146,21 @@ def spread_seconds(size: float, network: Network, nodes: int, slow: float = 1.0,
 def transfer_seconds(
     way: Way,
     size: float,
-    network: Network,
+    network: NodeLink,
     *,
     nodes: int,
     sums: int | None = None,
     copies: int = 1,
     slow: float = 1.0,
     itemsize: int = 4,
-) -> Transfer:
+) -> StepTransfer:
     """Return the seconds that a step's vectors of ``size`` bytes take if all messages are ready simultaneously.
 
     ``sums``: different sums that a step reads, G (default: one from each node, as uncoded). ``copies``: the workers
     that have the same sum, c, in the smallest group. ``slow``: node 1 sends so many times slower. ``itemsize``: bytes
     of a number. An all-reduce is of all nodes, whatever the code. The formulas are derived at the top of the module.
 
-    >>> gigabit = Network.read("1Gb/s")
+    >>> gigabit = NodeLink.read("1Gb/s")
     >>> [round(transfer_seconds(way, 40e6, gigabit, nodes=8, sums=4, copies=2).seconds, 3) for way in WAYS]
     [3.399, 0.445, 0.595]
     """
@@ -168,13 +168,13 @@ def transfer_seconds(
     sums = n if sums is None else sums
     if way == "all-reduce":
         half = (n - 1) / n * vector * slow
-        return Transfer(half, half, 2 * (n - 1) * network.latency)
+        return StepTransfer(half, half, 2 * (n - 1) * network.latency)
     if way == "star":
         alone = slow if copies == 1 else 1.0  # of a sum that only the slow node has
         reading = max(sums - 1, alone) if sums > 1 else 0.0
-        return Transfer(reading * vector, (n - 1) * vector, STAR_MESSAGES * network.latency)
+        return StepTransfer(reading * vector, (n - 1) * vector, STAR_MESSAGES * network.latency)
     slices = np.sort(slice_sizes(size, n, itemsize)) / network.bandwidth
     received = (sums - 1) * slices[-1]
     sent = (vector - slices[:copies].sum()) / (copies - 1 + 1 / slow)  # by the replicas that hold least
     spread = spread_seconds(size, network, n, slow, itemsize)
-    return Transfer(float(max(received, sent)), spread, SLICE_MESSAGES * network.latency)
+    return StepTransfer(float(max(received, sent)), spread, SLICE_MESSAGES * network.latency)

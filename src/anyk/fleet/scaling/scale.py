@@ -22,7 +22,7 @@ from anyk.fleet.scaling.network import (
     STAR_MESSAGES,
     WAYS,
     AtLeastOneTime,
-    Network,
+    NodeLink,
     Way,
     slice_sizes,
     spread_seconds,
@@ -90,7 +90,7 @@ class ScaleRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling:
+class ScaleResult:
     """What :func:`scale` predicts: a row for each number of nodes, and what was assumed.
 
     ``size``: bytes of a vector. ``exact``: whether every step is the exact sum.
@@ -100,7 +100,7 @@ class Scaling:
     parameters: int
     dtype: DType
     size: int
-    network: Network
+    network: NodeLink
     delays: str
     compute: float
     slow: float
@@ -177,7 +177,7 @@ def scale(
     strategy: str,
     *,
     parameters: float,
-    network: str | Network,
+    network: str | NodeLink,
     nodes: Any = "4..512",
     delays: str | DelayModel = "none",
     compute: SecondsOrZero = 0.0,
@@ -187,7 +187,7 @@ def scale(
     seed: int = 0,
     steps: AtLeastZero = 0,
     tell: Callable[[str], None] | None = None,
-) -> Scaling:
+) -> ScaleResult:
     """Predict the seconds of a step on each number of nodes: as a star, in slices, and as an all-reduce.
 
     Each node has one worker and one link. The strategy runs on the virtual clock with ``delays``, ``compute`` seconds
@@ -196,7 +196,7 @@ def scale(
     samples once, everybody waits for the last one, and then vectors go round a ring. All ways have the same delays.
 
     ``parameters``: of the model, of type ``dtype``. ``network``: a rate such as ``10Gb/s`` or ``100MB/s``, with
-    ``latency`` in seconds, or a :class:`Network`. ``nodes``: numbers, or a text such as ``4..512``. ``slow``: node 1
+    ``latency`` in seconds, or a :class:`NodeLink`. ``nodes``: numbers, or a text such as ``4..512``. ``slow``: node 1
     computes and sends so many times slower. ``steps``: to simulate (0: 40 to 400). ``tell`` is called with a line
     before each number of nodes. The formulas, and what they assume, are in :mod:`anyk.fleet.scaling.network`.
 
@@ -210,7 +210,7 @@ def scale(
     if not 1 <= parameters <= 1e13 or parameters != int(parameters):
         raise BadInput(f"parameters should be their number, such as 1e8, got {parameters:g}")
     counts = node_counts(nodes)
-    link = Network.read(network, latency) if isinstance(network, str) else network
+    link = NodeLink.read(network, latency) if isinstance(network, str) else network
     law = parse_delays(delays)
     request = _Request(
         spec=strategy,
@@ -238,7 +238,7 @@ def scale(
         rows.append(_row(request, built, count))
     if len(errors) == len(rows):
         raise errors[0]
-    return Scaling(
+    return ScaleResult(
         strategy=strategy,
         parameters=int(parameters),
         dtype=dtype,
@@ -266,7 +266,7 @@ class _Request(NamedTuple):
     spec: str
     parameters: int
     itemsize: int
-    network: Network
+    network: NodeLink
     law: DelayModel
     compute: float
     slow: float

@@ -398,20 +398,6 @@ def _some_rows_of(X: Any, y: Any, samples: int, purpose: str) -> Sequence[Any]:
     return X[rows], y[rows]
 
 
-def _area_under_curve(positive: Any, scores: Floats) -> float:
-    """The share of pairs of a positive and another row whose scores are in this order, ties half; NaN without a pair.
-
-    By ranks (Mann and Whitney, 1947): scikit-learn's takes longer than the step that it follows, and as long to import
-    as the rest of a short run.
-    """
-    first, others = int(positive.sum()), int((~positive).sum())
-    if not first or not others:
-        return float("nan")
-    _, groups, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[groups]  # from 1, and of ties the mean
-    return float((ranks[positive].sum() - first * (first + 1) / 2) / (first * others))
-
-
 class LogisticRegression(LinearProblem):
     """Logistic regression: loss ``log(1 + exp(-y x.w))``, labels -1 and +1 (or any two values); metric AUC.
 
@@ -440,12 +426,11 @@ class LogisticRegression(LinearProblem):
         return labels
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
+        from sklearn.metrics import roc_auc_score
+
+        auc = float(roc_auc_score(y, scores)) if np.unique(y).size == 2 else float("nan")
         second = float(np.mean(y > 0))
-        return {
-            "auc": _area_under_curve(y > 0, scores),
-            "accuracy": float(np.mean((scores > 0) == (y > 0))),
-            "majority": max(second, 1.0 - second),
-        }
+        return {"auc": auc, "accuracy": float(np.mean((scores > 0) == (y > 0))), "majority": max(second, 1.0 - second)}
 
 
 class LeastSquares(LinearProblem):
@@ -457,7 +442,9 @@ class LeastSquares(LinearProblem):
     better = "lower"
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
-        mse, spread = float(np.mean((scores - y) ** 2)), float(np.var(y))
+        from sklearn.metrics import mean_squared_error
+
+        mse, spread = float(mean_squared_error(y, scores)), float(np.var(y))
         return {"mse": mse, "r2": 1.0 - mse / spread if spread else float("nan")}
 
 

@@ -8,7 +8,7 @@ from anyk.base.arrays import Vector, Vectors
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import Cluster
-from anyk.clusters.steps import OUTER
+from anyk.clusters.steps import split_states
 from anyk.clusters.store import Elsewhere
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
@@ -140,10 +140,7 @@ class Versions:
         return WarmStart(
             {slot: self.newest[slot] for slot in models},
             models,
-            {
-                slot: {name: v for name, v in self.optimizer_states(slot).items() if not name.startswith(OUTER)}
-                for slot in models
-            },
+            {slot: split_states(self.optimizer_states(slot))[0] for slot in models},
             self._cluster.injection.tasks,
         )
 
