@@ -102,8 +102,8 @@ def test_an_item_that_cannot_be_read_is_named():
     torch = pytest.importorskip("torch")
     problem = anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), Unreadable())
     cause = "item 7 of the data set cannot be read: OSError: no such picture: 7.png"
-    variable = r"environment variable 'ANYK_WORKER' is '[01]' on the worker and not set on the driver"
-    with pytest.raises(anyk.RunFailed, match=rf"worker [01] .* \({cause} \(.*\)\): {variable}"):
+    variable = r"environment variable 'ANYK_WORKER' is '\1' on the worker and not set on the driver"
+    with pytest.raises(anyk.RunFailed, match=rf"worker ([0-3]) .* \({cause} \(.*\)\): {variable}"):  # whoever is first
         anyk.train(problem, "frc:load=2", Processes(4), optimizer=anyk.optimizers.GD(lr=0.1), steps=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANYK_WORKER", "0")  # here, too
