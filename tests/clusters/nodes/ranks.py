@@ -559,6 +559,62 @@ def main() -> None:
         over(pids)
         same(train(Nodes(WORKERS, slices="nodes", seed=1)))  # it is back
 
+    def in_two_copies(steps: int, events: dict[int, Callable[[], Any]], **options: Any) -> tuple[Any, Any]:
+        """Train with each slice at two nodes, with events at steps; return the run, and who held which slice at the end."""
+        cluster = Nodes(WORKERS, slices="nodes", copies=2, seed=1, **options)
+        left = dict(events)
+        holders: list[Any] = []
+
+        def watch(driver: Any, evaluator: Any) -> None:
+            for step in [step for step in left if driver.step >= step]:
+                left.pop(step)()
+            holders[:] = [{number: sorted(ranks) for number, ranks in cluster._holders.ranks.items()}]
+
+        adam = anyk.optimizers.optimizer("adamw", lr=0.01)
+        problem = Squares(6, 400_000)
+        run = anyk.train(problem, SPEC, cluster, optimizer=adam, steps=steps, callbacks=[Watching(watch)])
+        on_processes = anyk.train(problem, SPEC, anyk.clusters.Processes(WORKERS, seed=1), optimizer=adam, steps=steps)
+        assert np.array_equal(run.model, on_processes.model), "the model is another one"
+        digests = [each.log.rows("SELECT slot, version, digest FROM updates") for each in (run, on_processes)]
+        assert digests[0] == digests[1] and len(digests[0]) >= steps
+        states = [each.warm_start().states for each in (run, on_processes)]
+        for slot, state in states[1].items():
+            assert all(np.array_equal(states[0][slot][name], vector) for name, vector in state.items())
+        return run, holders[0]
+
+    ALL = {0: [0, 1], 1: [1, 2], 2: [0, 2]}
+
+    def two_copies_have_the_bits_of_processes() -> None:
+        _, held = in_two_copies(6, {})
+        assert held == ALL
+
+    def two_copies_outlive_a_killed_node() -> None:
+        """The node of rank 0 dies, comes back and takes over again; then a node that held the same slice dies."""
+        pids: list[int] = []
+
+        def kill(rank: int) -> None:
+            pids.extend(below(agent(rank)))
+            os.kill(pids[-1] if rank else pids[0], signal.SIGKILL)
+
+        _, held = in_two_copies(150, {3: lambda: kill(0)}, delays="exp:mean=0.1")
+        over(pids)
+        assert held == ALL, held
+
+    def two_copies_outlive_a_frozen_node() -> None:
+        frozen: list[int] = []
+        times: list[float] = []
+
+        def freeze() -> None:
+            frozen.extend(below(agent(1)))
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+            times.append(time.monotonic())
+            threading.Timer(8.0, lambda: [os.kill(pid, signal.SIGCONT) for pid in frozen]).start()
+
+        _, held = in_two_copies(150, {3: freeze, 5: lambda: times.append(time.monotonic())}, delays="exp:mean=0.1")
+        assert times[1] - times[0] < 8.0, "the run waited for the frozen node"
+        assert held == ALL, held
+
     def slices_refuse_what_they_cannot_do() -> None:
         problem = Squares(6, 3000)
         for spec, optimizer, words in (
@@ -579,6 +635,7 @@ def main() -> None:
         frozen_node, strangers, replaced_entries, second_program_of_a_rank, wrong_digests, changed_data, another_version, fleet_that_changes,
         slices_have_the_bits_of_processes, slices_step_behind_an_optimizer_of_torch,
         slices_refuse_loops_that_want_the_gradient, slices_are_saved_and_resumed_anywhere, slices_outlive_workers_and_frozen_nodes,
+        two_copies_have_the_bits_of_processes, two_copies_outlive_a_killed_node, two_copies_outlive_a_frozen_node,
         slices_end_with_a_lost_node, slices_refuse_what_they_cannot_do, killed_agent_of_the_driver, killed_agent,
     ]  # fmt: skip
     if NAMESPACES:

@@ -1,10 +1,11 @@
-"""What a node does for the driver with the slice that it holds."""
+"""What a node does for the driver with a slice that it holds."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from anyk.clusters.nodes.session import (
     Measure,
     MeasureStep,
     OfferedPart,
+    Release,
     Show,
     TakeStep,
     ToHolder,
@@ -31,7 +33,7 @@ from anyk.clusters.remote.wire import Form, form_of, vector_type
 
 
 class Holding:
-    """Carries out orders for a slice: reads what they need, and tells when they are done.
+    """Carries out orders for a slice, in their order: reads what they need, and tells when they are done.
 
     ``read`` begins to read what is offered, from a byte on, at an address, and returns the number of the read;
     ``read_also`` adds an address and a key to it, and ``stop`` ends it. ``offer`` and ``drop`` offer bytes and withdraw
@@ -41,6 +43,7 @@ class Holding:
     def __init__(
         self,
         run: int,
+        number: int,
         holder: Holder,
         vectors: NodeVectors,
         *,
@@ -52,12 +55,12 @@ class Holding:
         own_message: Callable[[bytes], Vector | None],
         tell: Callable[[Done], None],
     ) -> None:
-        self._run, self._holder, self._vectors, self._tell = run, holder, vectors, tell
+        self._run, self._number, self._holder, self._vectors, self._tell = run, number, holder, vectors, tell
         self._read, self._read_also, self._stop = read, read_also, stop
         self._offer, self._drop, self._own_message = offer, drop, own_message
         self._collecting: dict[int, int] = {}  # reads, by the number of the message
         self._finishing: dict[int, Callable[[bool], None]] = {}  # what follows the end of a read
-        self._steps: deque[TakeStep | MeasureStep] = deque()  # that wait for their models
+        self._queue: deque[TakeStep | MeasureStep | Measure | Show] = deque()  # orders that wait, perhaps for vectors
         self._offered: dict[Key, bytes] = {}  # keys of the slices of models that are offered
         self._shown: list[bytes] = []  # keys of the state that is offered
 
@@ -70,12 +73,11 @@ class Holding:
                 self._collect_also(order)
             case Hold():
                 self._hold(order)
-            case TakeStep() | MeasureStep():
-                self._steps.append(order)
-            case Measure():
-                self._tell(Done(self._run, order.number, squares=self._holder.squares(order.terms)))
-            case Show():
-                self._show(order)
+            case Release():
+                self.close()
+                self._holder.clear()
+            case _:
+                self._queue.append(order)
 
     def finished(self, read: int, *, complete: bool) -> bool:
         """Note the end of a read; return whether it was one of these."""
@@ -85,25 +87,45 @@ class Holding:
         return then is not None
 
     def look(self) -> None:
-        """Take the steps whose models are there."""
-        while self._steps:
-            order = self._steps[0]
-            if not all(map(self._has_slice, order.needs)):
-                self._vectors.fetch(key for key in order.needs if not self._has_slice(key))
-                return
-            self._steps.popleft()
-            if isinstance(order, TakeStep):
-                self._step(order)
-            else:
-                out = self._vectors.room((order.plan.slot, order.plan.version + 1))
-                self._tell(Done(self._run, order.number, squares=self._holder.measure(order.plan, out)))
+        """Carry out the orders that wait, until one of them has to wait for models or messages."""
+        while self._queue and self._is_ready(self._queue[0]):
+            order = self._queue.popleft()
+            match order:
+                case TakeStep():
+                    self._step(order)
+                case MeasureStep():
+                    out = self._vectors.room((order.plan.slot, order.plan.version + 1))
+                    self._done(order.number, squares=self._holder.measure(order.plan, out))
+                case Measure():
+                    self._done(order.number, squares=self._holder.squares(order.terms))
+                case Show():
+                    self._show(order)
 
-    def forget(self, vectors: Sequence[Key], slices: Sequence[int]) -> None:
-        """Drop slices of models and of messages."""
-        for key in vectors:
-            if key in self._offered:
-                self._drop(self._offered.pop(key))
-        for number in slices:
+    def _is_ready(self, order: TakeStep | MeasureStep | Measure | Show) -> bool:
+        """Return whether what an order needs is there; begin to read the models."""
+        match order:
+            case TakeStep() | MeasureStep():
+                missing = [key for key in order.needs if not self._has_slice(key)]
+                self._vectors.fetch(missing)
+                stale = order.plan.compensation or ()
+                places = [*order.plan.messages, *(each.message for each in stale)]
+                return not missing and all(self._holder.has(number) for number, _ in places)
+            case Measure():
+                return all(self._holder.has(number) for number, _ in order.terms)
+        return True
+
+    def needs(self, key: Key) -> bool:
+        """Return whether an order that waits needs a model."""
+        return any(isinstance(order, TakeStep | MeasureStep) and key in order.needs for order in self._queue)
+
+    def forget_model(self, key: Key) -> None:
+        """Offer the slice of a model no more."""
+        if key in self._offered:
+            self._drop(self._offered.pop(key))
+
+    def forget_messages(self, numbers: Sequence[int]) -> None:
+        """Drop slices of messages."""
+        for number in numbers:
             read = self._collecting.pop(number, None)
             if read is not None:
                 del self._finishing[read]
@@ -111,11 +133,16 @@ class Holding:
             self._holder.drop(number)
 
     def close(self) -> None:
-        """Stop all reads, and withdraw what is offered."""
+        """Stop all reads, withdraw what is offered, and forget the orders."""
         for read in self._finishing:
             self._stop(read)
         for key in (*self._offered.values(), *self._shown):
             self._drop(key)
+        for known in (self._finishing, self._collecting, self._offered, self._shown, self._queue):
+            known.clear()
+
+    def _done(self, number: int, failure: str = "", **found: Any) -> None:
+        self._tell(Done(self._run, number, self._number, failure, **found))
 
     # ------------------------------------------------------------------------------------------- messages
 
@@ -150,10 +177,10 @@ class Holding:
         if complete:
             self._tell_kept(number, self._holder.room(number))
         else:
-            self._tell(Done(self._run, number, NOT_INTACT))
+            self._done(number, NOT_INTACT)
 
     def _tell_kept(self, number: int, vector: Vector) -> None:
-        self._tell(Done(self._run, number, self._holder.keep(number, vector)))
+        self._done(number, self._holder.keep(number, vector))
 
     # ------------------------------------------------------------------------------------------- steps
 
@@ -175,14 +202,14 @@ class Holding:
             nonlocal left
             left -= 1
             if not complete:
-                self._tell(Done(self._run, order.number, NOT_INTACT))
+                self._done(order.number, NOT_INTACT)
             elif not left:
                 prepare()
 
         def prepare() -> None:
             given = None if order.states is None else states
             self._holder.hold(order.slot, order.optimizer, given, penalties)
-            self._tell(Done(self._run, order.number))
+            self._done(order.number)
 
         for vector, part in wanted:
             self._finishing[self._read(bytes_of(vector), part.offered, part.address, 0)] = read_one
@@ -205,12 +232,13 @@ class Holding:
         try:
             digest = holder.step(plan, out, order.factor)
         except RunFailed as error:
-            self._tell(Done(self._run, order.number, str(error), final=True))
+            self._done(order.number, str(error), final=True)
             return
         own = out[holder.coordinates]
         offered = self._offer(bytes_of(own))
         self._offered[key] = offered.key
-        self._tell(Done(self._run, order.number, digest=digest, offered=[("", _form(own), offered)]))
+        self._vectors.wrote(key, holder.first * own.itemsize)
+        self._done(order.number, digest=digest, offered=[("", _form(own), offered)])
 
     def _show(self, order: Show) -> None:
         """Offer the state of an optimiser."""
@@ -219,7 +247,7 @@ class Holding:
             contiguous = np.ascontiguousarray(vector)
             offered.append((name, _form(contiguous), self._offer(bytes_of(contiguous))))
             self._shown.append(offered[-1][2].key)
-        self._tell(Done(self._run, order.number, offered=offered))
+        self._done(order.number, offered=offered)
 
 
 def _form(vector: Vector) -> Form:
