@@ -194,7 +194,7 @@ class Holders:
             if len(ranks) > 1:
                 silences = {rank: self._cluster.silence(rank) for rank in ranks}
                 last = max(ranks, key=silences.__getitem__)
-                if silences[last] > PATIENCE > min(silences.values()):
+                if math.inf > silences[last] > PATIENCE > min(silences.values()):  # infinity: it has not joined yet
                     self.suspend(slice_number, last)
 
     def suspend_who_lags(self) -> None:
