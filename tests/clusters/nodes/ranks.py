@@ -394,6 +394,11 @@ def main() -> None:
                 assert np.array_equal(nodes.models[slot], model), (spec, optimizer.spec)
             digests = [run.log.rows("SELECT slot, version, digest FROM updates") for run in (nodes, processes)]
             assert digests[0] == digests[1] and len(digests[0]) >= 4
+            if spec == SPEC:  # each slice of a message came from one of the two workers of its group
+                receipt = nodes.receipt(2)
+                for used, givers in zip(receipt.used, receipt.slices, strict=True):
+                    assert len(givers) == 3 and {giver // 2 for giver in givers} == {used.worker // 2}, receipt
+                assert set(processes.receipt(2).slices) == {()}
             states = [run.warm_start().states for run in (nodes, processes)]
             for slot, state in states[1].items():
                 for name, vector in state.items():

@@ -61,7 +61,7 @@ def made(copies: int = 2) -> tuple[Cluster, Holders]:
 
 
 def collect(holders: Holders, rank: int = 0) -> Any:
-    return holders.collect(BYTE, CUTS[-1][1], MessageSource(rank, f"node{rank}:1", OFFERED), lambda: None)
+    return holders.collect(BYTE, CUTS[-1][1], MessageSource(rank, rank, f"node{rank}:1", OFFERED), lambda: None)
 
 
 def answers(cluster: Cluster, holders: Holders, *pairs: tuple[int, int], number: int = 1, **found: Any) -> None:
@@ -171,7 +171,7 @@ def test_a_message_counts_once_no_loss_can_take_it(have: set[int], sources: set[
     cluster, holders = made()
     first, *others = sorted(sources)
     message = collect(holders, first)
-    message.sources += [MessageSource(rank, f"node{rank}:1", OFFERED) for rank in others]
+    message.sources += [MessageSource(rank, rank, f"node{rank}:1", OFFERED) for rank in others]
     for number in (1, 2):
         message.have[number] = set(holders.ranks[number])
     holders.ranks[0] = sorted(held)
@@ -193,10 +193,14 @@ def test_a_further_source_is_told_to_those_who_lack_a_slice() -> None:
     cluster.told.clear()
     holders.on_done(2, Done(1, message.number, 1))
     hello = SimpleNamespace(address="node2:1")
-    announced: Any = SimpleNamespace(node=SimpleNamespace(rank=2, hello=hello), offered=OFFERED, free=lambda: None)
+    node = SimpleNamespace(rank=2, hello=hello)
+    announced: Any = SimpleNamespace(node=node, worker=5, offered=OFFERED._replace(key=b"other"), free=lambda: None)
     holders.also(message.number, message, announced)
     assert [(rank, order.slice) for rank, order in cluster.told] == [(0, 0), (1, 0), (1, 1), (2, 2), (0, 2)]
     assert all(isinstance(order, CollectAlso) and order.address == "node2:1" for _, order in cluster.told)
+    holders.on_done(0, Done(1, message.number, 0, key=b"other"))
+    holders.on_done(1, Done(1, message.number, 0, key=b"key"))
+    assert message.givers == {1: 1, 0: 5}, "the replica that was read first"
 
 
 def test_who_holds_a_slice_again_reads_the_messages_in_use() -> None:
@@ -219,4 +223,4 @@ def test_a_message_that_no_copy_can_read_has_failed() -> None:
     assert cluster.over == [(message.number, "not finite")]
     cluster.happens.append(lambda: holders.on_done(0, Done(1, 2, 0, NOT_INTACT)))
     with pytest.raises(RunFailed, match=NOT_INTACT):
-        holders.collect_now(BYTE, CUTS[-1][1], MessageSource(DRIVER, "driver:1", OFFERED), lambda: None)
+        holders.collect_now(BYTE, CUTS[-1][1], MessageSource(0, DRIVER, "driver:1", OFFERED), lambda: None)

@@ -119,7 +119,7 @@ class Node:
     def arrive(self, read: int, content: Vector | None) -> None:
         if content is not None:
             self.reads[read][:] = content.tobytes()
-        assert self.holding.finished(read, complete=content is not None)
+        assert self.holding.finished(read, b"k", complete=content is not None)
 
     def hold(self, made: Optimizer, states: Any = None) -> None:
         self.holding.obey(Hold(1, 90, 3, "model", pickle.dumps(made), states, None))
@@ -189,12 +189,12 @@ def test_messages_of_the_node_itself_are_not_read() -> None:
     node = Node()
     node.messages[b"own"] = np.arange(float(SIZE))
     node.holding.obey(Collect(1, 1, 3, 8 * FIRST, OWN, "here:1"))
-    assert not node.reads and node.told == [Done(1, 1, 3)]
+    assert not node.reads and node.told == [Done(1, 1, 3, key=b"own")]
     node.holding.obey(Collect(1, 2, 3, 8 * FIRST, REMOTE, "there:1"))
     node.holding.obey(CollectAlso(1, 2, 3, b"third", "third:1"))
     assert node.also == [(1, "third:1")] and len(node.told) == 1
     node.holding.obey(CollectAlso(1, 2, 3, b"own", "here:1"))
-    assert node.stopped == [1] and node.told[-1] == Done(1, 2, 3)
+    assert node.stopped == [1] and node.told[-1] == Done(1, 2, 3, key=b"own")
     node.holding.obey(Measure(1, 3, 3, [(1, 1.0), (2, -1.0)]))
     node.holding.look()
     assert node.told[-1].squares == [0.0, 0.0]
@@ -212,7 +212,7 @@ def test_what_does_not_arrive_intact_or_finite_is_told() -> None:
         message = np.ones(LAST - FIRST)
         message[3] = value
         collect(node, 2, message)
-        assert node.told[-1] == Done(1, 2, 3, "not finite")
+        assert node.told[-1] == Done(1, 2, 3, "not finite", key=b"k")
         node.holding.forget_messages([2])
 
 
@@ -220,7 +220,7 @@ def test_a_dropped_message_is_stopped_and_its_memory_used_again() -> None:
     node = Node()
     node.holding.obey(Collect(1, 1, 3, 8 * FIRST, REMOTE, "there:1"))
     node.holding.forget_messages([1])
-    assert node.stopped == [1] and not node.holding.finished(1, complete=True)
+    assert node.stopped == [1] and not node.holding.finished(1, b"k", complete=True)
     node.holding.obey(Collect(1, 2, 3, 8 * FIRST, REMOTE, "there:1"))
     assert np.shares_memory(np.frombuffer(node.reads[2]), np.frombuffer(node.reads[1]))
     node.holding.close()

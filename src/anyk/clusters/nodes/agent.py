@@ -153,8 +153,8 @@ class Agent:
                             return ""
                         case Heard(_, message):
                             self._obey(message)
-                        case ReadFinished(number, complete):
-                            self._on_read(number, complete)
+                        case ReadFinished(number, complete, key):
+                            self._on_read(number, complete, key)
                         case Refused(sentence):
                             self._said.say(sentence)
                         case Gone(_, reason):
@@ -268,7 +268,7 @@ class Agent:
                 run.vectors.drop(key)
         run.gone = waits
 
-    def _on_read(self, number: int, complete: bool) -> None:
+    def _on_read(self, number: int, complete: bool, key: bytes) -> None:
         run = self._run
         if run is None:
             return
@@ -276,7 +276,7 @@ class Agent:
             run.data_left.discard(number)
             if not complete:
                 self._carrier.tell(NodeBroken(run.brief.run, "the data that came does not match the driver's digests"))
-        elif not any(holding.finished(number, complete=complete) for holding in run.holdings.values()):
+        elif not any(holding.finished(number, key, complete=complete) for holding in run.holdings.values()):
             run.vectors.finished(number, complete=complete)
 
     # ------------------------------------------------------------------------------------------- workers

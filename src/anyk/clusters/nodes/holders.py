@@ -22,8 +22,9 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 64.0  # seconds until a copy that lagged is made u
 
 
 class MessageSource(NamedTuple):
-    """A process that offers a whole message; ``rank``: its node's."""
+    """A process that offers a whole message of a worker; ``rank``: its node's."""
 
+    worker: int
     rank: int
     address: str
     offered: Offered
@@ -40,6 +41,7 @@ class SlicedMessage:
         self.sources = [source]
         self.frees: list[Callable[[], None]] = []  # the memory of all sources
         self.have: dict[int, set[int]] = {}  # ranks of the nodes that have it, by slice
+        self.givers: dict[int, int] = {}  # by slice, the worker whose replica was read first
         self.over = False  # whether it is where no single node's loss can take it, or has failed
         self.failure = ""
         self.whole: Vector | None = None  # once the driver has read it
@@ -308,6 +310,9 @@ class Holders:
             return
         if not done.failure:
             message.have.setdefault(done.slice, set()).add(rank)
+            if done.slice not in message.givers:
+                givers = [source.worker for source in message.sources if source.offered.key == done.key]
+                message.givers[done.slice] = givers[0] if givers else message.sources[0].worker
             self._note_arrival(message)
         elif not message.over:
             message.over, message.failure = True, done.failure
@@ -361,4 +366,4 @@ class Holders:
 
 
 def _source(message: Announced) -> MessageSource:
-    return MessageSource(message.node.rank, message.node.hello.address, message.offered)
+    return MessageSource(message.worker, message.node.rank, message.node.hello.address, message.offered)

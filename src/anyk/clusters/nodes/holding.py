@@ -59,7 +59,7 @@ class Holding:
         self._read, self._read_also, self._stop = read, read_also, stop
         self._offer, self._drop, self._own_message = offer, drop, own_message
         self._collecting: dict[int, int] = {}  # reads, by the number of the message
-        self._finishing: dict[int, Callable[[bool], None]] = {}  # what follows the end of a read
+        self._finishing: dict[int, Callable[[bool, bytes], None]] = {}  # what follows the end of a read
         self._queue: deque[TakeStep | MeasureStep | Measure | Show] = deque()  # orders that wait, perhaps for vectors
         self._offered: dict[Key, bytes] = {}  # keys of the slices of models that are offered
         self._shown: list[bytes] = []  # keys of the state that is offered
@@ -79,11 +79,11 @@ class Holding:
             case _:
                 self._queue.append(order)
 
-    def finished(self, read: int, *, complete: bool) -> bool:
-        """Note the end of a read; return whether it was one of these."""
+    def finished(self, read: int, key: bytes, *, complete: bool) -> bool:
+        """Note the end of a read, most of it offered under ``key``; return whether it was one of these."""
         then = self._finishing.pop(read, None)
         if then is not None:
-            then(complete)
+            then(complete, key)
         return then is not None
 
     def look(self) -> None:
@@ -169,18 +169,18 @@ class Holding:
     def _take_own(self, number: int, key: bytes) -> bool:
         message = self._own_message(key)
         if message is not None:
-            self._tell_kept(number, message[self._holder.coordinates])
+            self._tell_kept(number, message[self._holder.coordinates], key)
         return message is not None
 
-    def _collected(self, number: int, complete: bool) -> None:
+    def _collected(self, number: int, complete: bool, key: bytes) -> None:
         del self._collecting[number]
         if complete:
-            self._tell_kept(number, self._holder.room(number))
+            self._tell_kept(number, self._holder.room(number), key)
         else:
             self._done(number, NOT_INTACT)
 
-    def _tell_kept(self, number: int, vector: Vector) -> None:
-        self._done(number, self._holder.keep(number, vector))
+    def _tell_kept(self, number: int, vector: Vector, key: bytes) -> None:
+        self._done(number, self._holder.keep(number, vector), key=key)
 
     # ------------------------------------------------------------------------------------------- steps
 
@@ -198,7 +198,7 @@ class Holding:
             wanted.append((penalties, part))
         left = len(wanted)
 
-        def read_one(complete: bool) -> None:
+        def read_one(complete: bool, _: bytes) -> None:
             nonlocal left
             left -= 1
             if not complete:

@@ -66,7 +66,8 @@ class Done(NodeMessage):
     """A node has done what the driver asked for under a number, with a slice; ``failure``: why it could not, else "".
 
     ``final``: whether the failure is the model's and not the node's. ``digest``: of its slice of a model. ``squares``:
-    squared norms. ``offered``: vectors by name, each with its form.
+    squared norms. ``offered``: vectors by name, each with its form. ``key``: that under which a slice of a message, or
+    most of it, was offered to the node.
     """
 
     run: int
@@ -77,6 +78,7 @@ class Done(NodeMessage):
     digest: int = 0
     squares: list[float] = []
     offered: list[tuple[str, Form, Offered]] = []
+    key: bytes = b""
 
 
 class NodeBroken(NodeMessage):

@@ -162,6 +162,9 @@ class SlicedStore(DriverStore):
             self._cluster.read_now([(bytes_of(content.whole), source.offered, source.address)])
         return content.whole
 
+    def givers(self, key: Place) -> list[int]:
+        return [worker for _, worker in sorted(self._content(key).givers.items())]
+
     def alike(self, one: Place, other: Place, tolerance: float) -> bool:
         first, second = self._content(one), self._content(other)
         if first is second:
@@ -178,7 +181,7 @@ class SlicedStore(DriverStore):
 
     def restore_message(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         offered = self._offer(message)
-        source = MessageSource(DRIVER, self._carrier.address, offered)
+        source = MessageSource(worker, DRIVER, self._carrier.address, offered)
         content: Any = self._holders.collect_now(
             message.dtype, message.size, source, free=lambda: self._carrier.drop(offered.key)
         )

@@ -403,6 +403,8 @@ class Driver:
             if self.before_step is not None:
                 self.before_step(StepBegun(full, version + 1, self._now, self._cancelled_now()))
             w, bits = self._updates.result(command) or (None, 0)
+        store = self.cluster.store
+        givers = {place: store.givers(place) for place in full.messages} if self.cluster.in_slices else {}
         self.versions.publish(slot, w)
         self._faults.stepped()
         used = self.ledger.use(full, version)
@@ -428,6 +430,7 @@ class Driver:
         )
         if self.log is not None:
             self.log.update(update)
+            self.log.slices(slot, version + 1, givers)
         if on_step is not None:
             on_step(StepRecord(update, full, used.by))
 
