@@ -66,6 +66,10 @@ class HolderActor:
         self._holder = Holder(first, last, np.dtype(kind), lambda slot, version: self._models[slot, version])
         self._models: dict[Key, _Slice] = {}
 
+    def ready(self) -> bytes:
+        """Return nothing, as soon as the actor has started."""
+        return b""
+
     def collect(self, pickled: bytes, references: Sequence[Any], skip: int) -> bytes:
         """Take in the slice of a message, which begins with the byte ``skip`` of an object.
 

@@ -134,7 +134,10 @@ class HolderActors:
         self._shown: list[bytes] = []  # keys of states
 
     def start(self, machines: Sequence[str], dtype: DType, runtime_env: Any) -> None:
-        """Start an actor for each slice; ``machines``: the ids of Ray's nodes that have workers."""
+        """Start an actor for each slice, and wait for them; ``machines``: the ids of Ray's nodes that have workers.
+
+        Raises :class:`~anyk.RunFailed` if one does not start.
+        """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         groups = {"steps": 1, "reads": _READS}
@@ -143,6 +146,11 @@ class HolderActors:
             machine = self._machines[rank] = machines[rank % len(machines)]
             strategy = NodeAffinitySchedulingStrategy(machine, soft=False)
             self._actors[rank] = kind.options(scheduling_strategy=strategy).remote(rank, first, last, dtype.str)
+        for rank, call in [(rank, actor.ready.remote()) for rank, actor in self._actors.items()]:
+            try:
+                answer(ray_module(), call, self._seconds)
+            except (Unanswered, ValueError) as error:
+                raise RunFailed(f"the holder of slice {rank} did not start: {one_line(error)}") from None
 
     def close(self) -> None:
         """End the actors, and forget everything."""
