@@ -19,6 +19,7 @@ from anyk.base.arrays import Array, DType, Vector
 from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.nodes.session import Told
 from anyk.clusters.nodes.wire import Offered, bytes_of, digests_of
+from anyk.clusters.ray.answers import FOREVER, answer
 from anyk.clusters.ray.connection import ray_module
 from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.shipping import unship
@@ -138,11 +139,17 @@ class Actor:
             self.receive(*packed)
         return pack_reports(self._worker.news())
 
-    def receive_parts(self, packed: bytes, *parts: bytes) -> bytes:
-        """Take in an envelope whose vectors are objects one after the other."""
+    def receive_parts(self, packed: bytes, references: Sequence[Any]) -> bytes:
+        """Take in an envelope whose vectors are the bytes of objects, one after the other.
+
+        They come from other actors, so none is unpickled.
+        """
+        ray = ray_module()
+        if references:
+            ray.wait(references, num_returns=len(references))  # so that Ray fetches all in parallel
         envelope: Envelope
         envelope, counts, kind = pickle.loads(packed)  # from the driver, which started this process
-        left, vectors = iter(parts), {}
+        left, vectors = iter([answer(ray, reference, FOREVER) for reference in references]), {}
         for key, count in zip(envelope.fresh, counts, strict=True):
             vectors[key] = joined([next(left) for _ in range(count)], np.dtype(kind))
         self._worker.receive_and_wake(envelope, vectors)
@@ -163,7 +170,7 @@ class Actor:
         return (pack_announced(news), *[bytes(data[start:end]) for start, end in pairwise((0, *ends))])
 
 
-def joined(parts: Sequence[bytes], kind: DType) -> Vector:
+def joined(parts: Sequence[memoryview], kind: DType) -> Vector:
     """Return the vector whose bytes are in these parts."""
     vectors = [np.frombuffer(part, dtype=kind) for part in parts]
     return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)

@@ -29,7 +29,7 @@ from anyk.clusters.nodes.holders import DRIVER, Holders
 from anyk.clusters.nodes.session import Told
 from anyk.clusters.nodes.slices import COMPRESSED, check_slices, cut, not_in_slices
 from anyk.clusters.ray.actor import Actor, unpack_announced
-from anyk.clusters.ray.answers import Unanswered, answer
+from anyk.clusters.ray.answers import Unanswered, answer, leave_errors_closed
 from anyk.clusters.ray.connection import knock, loopback, machine_of, machines_drained, one_line, ray_module, read_token
 from anyk.clusters.ray.slices import HolderActors, ObjectSlices, Stored
 from anyk.clusters.remote.channel import FAILED
@@ -194,6 +194,7 @@ class Ray(Networked[_ActorHandle]):
     def prepare(self) -> None:
         previous = signal.getsignal(signal.SIGTERM)  # Ray replaces the handler
         ray = ray_module()
+        leave_errors_closed(ray)
         if ray.is_initialized():
             current = ray.get_runtime_context().gcs_address
             if self.address not in ("", "auto", current):
@@ -394,7 +395,7 @@ class Ray(Networked[_ActorHandle]):
         if isinstance(self.store, ObjectSlices):
             parts = [self.store.references(key) for key in envelope.fresh]
             packed = pickle.dumps((envelope, list(map(len, parts)), self.store.messages.dtype.str))
-            self._call(worker, method, packed, *(reference for own in parts for reference in own))
+            self._call(worker, method, packed, [reference for own in parts for reference in own])
             return
         assert isinstance(self.store, _ObjectStore)
         vectors = [self.store.object(key) for key in envelope.fresh]

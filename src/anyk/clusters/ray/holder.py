@@ -25,11 +25,10 @@ from anyk.clusters.nodes.session import (
 )
 from anyk.clusters.nodes.slices import Holder
 from anyk.clusters.nodes.wire import Offered, digests_of
-from anyk.clusters.ray.answers import Unanswered, answer
+from anyk.clusters.ray.answers import FOREVER, Unanswered, answer
 from anyk.clusters.ray.connection import ray_module
 from anyk.clusters.remote.wire import Form, form_of, vector_type
 
-FOREVER = 1e6  # seconds to wait for an object; Ray itself tells of one that is lost
 Question = Hold | TakeStep | MeasureStep | Measure | Show
 
 
