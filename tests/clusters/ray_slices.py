@@ -40,6 +40,7 @@ def both(spec: str, optimizer: Any, problem: Any, **options: Any) -> tuple[Any, 
         for cluster in clusters
     )
     PIDS.update(clusters[0].pids.values())
+    assert not sliced.ledger["lost"], sliced.notes
     return sliced, whole
 
 

@@ -145,8 +145,9 @@ class Actor:
         They come from other actors, so none is unpickled.
         """
         ray = ray_module()
-        if references:
-            ray.wait(references, num_returns=len(references))  # so that Ray fetches all in parallel
+        different = list(dict.fromkeys(references))  # vectors with the same bytes are the same objects
+        if different:
+            ray.wait(different, num_returns=len(different))  # so that Ray fetches all in parallel
         envelope: Envelope
         envelope, counts, kind = pickle.loads(packed)  # from the driver, which started this process
         left, vectors = iter([answer(ray, reference, FOREVER) for reference in references]), {}
