@@ -173,6 +173,18 @@ def test_a_slow_replica_does_not_hold_up_the_others(
 
 
 @pytest.mark.in_process
+def test_the_driver_reads_whole_vectors_from_their_slices(driver: Driver, vector: Any) -> None:
+    read, source = np.zeros_like(vector), driver.source(3, vector)
+    assert driver.actors.read_now([(bytes_of(read), source.offered, source.address)]) and np.array_equal(read, vector)
+    states = driver.actors.carrier.name(slices.Stored([Object(b"12345678" + bytes(bytes_of(vector)))], 8))
+    driver.actors.read_now([(bytes_of(read[:2]), Offered(states, 8, digests_of(bytes_of(vector[:2]))), "")])
+    with pytest.raises(anyk.RunFailed, match="intact"):
+        driver.actors.read_now([(bytes_of(read), driver.source(3, vector, sent=-vector).offered, "")])
+    with pytest.raises(StateLost, match=r"was lost with its machine \(it was lost\); resume the run"):
+        driver.actors.read_now([(bytes_of(read), driver.source(3, vector, lost=True).offered, "")])
+
+
+@pytest.mark.in_process
 def test_a_dead_holder_ends_the_run(driver: Driver) -> None:
     driver.remotes[1].dead = True
     with pytest.raises(StateLost, match=r"Ray's node b was lost with its slice of the model \(it was lost\); resume"):
