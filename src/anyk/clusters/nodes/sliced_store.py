@@ -16,7 +16,7 @@ from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.driver_store import DriverStore
-from anyk.clusters.nodes.holders import DRIVER, Holders, MessageSource, SlicedMessage
+from anyk.clusters.nodes.holders import DRIVER, PATIENCE, Holders, MessageSource, SlicedMessage
 from anyk.clusters.nodes.node import DriverOfNodes
 from anyk.clusters.nodes.session import Done, Hold, MeasureStep, OfferedPart, Show, TakeStep
 from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
@@ -74,7 +74,7 @@ class SlicedStore(DriverStore):
         self._optimizers: dict[str, Optimizer] = {}
         self._held: dict[str, bytes] = {}  # as the holders have them
         self._factors: dict[str, dict[int, tuple[Form, OfferedPart] | None]] = {}  # the regulariser's, by slice
-        self._made: weakref.WeakSet[SlicedVersion] = weakref.WeakSet()
+        self._made: weakref.WeakValueDictionary[Key, SlicedVersion] = weakref.WeakValueDictionary()
         holders.suspended = self._on_suspended
         self._offers: list[Offered] = []
 
@@ -116,7 +116,7 @@ class SlicedStore(DriverStore):
 
     def _on_suspended(self, number: int, rank: int) -> None:
         """Have a slice read elsewhere that a node does not hold any more."""
-        for version in list(self._made):
+        for version in list(self._made.values()):
             if rank in version.writers[number]:
                 version.writers[number].discard(rank)
                 if version.offers[number]:
@@ -157,10 +157,22 @@ class SlicedStore(DriverStore):
     def message(self, key: Place) -> Vector:
         content = self._content(key)
         if content.whole is None:
-            content.whole = np.empty(content.size, dtype=content.dtype)
-            source = content.sources[0]
-            self._cluster.read_now([(bytes_of(content.whole), source.offered, source.address)])
+            content.whole = self._read_message(content)
         return content.whole
+
+    def _read_message(self, content: SlicedMessage) -> Vector:
+        """Read a whole message from one of its sources, or from the next one if that falls silent."""
+        whole = np.empty(content.size, dtype=content.dtype)
+        sources = sorted(content.sources, key=self._silence)
+        for source in sources:
+            wanted = [(bytes_of(whole), source.offered, source.address)]
+            is_last = source is sources[-1]
+            if self._cluster.read_now(wanted, moved=lambda: not is_last and self._silence(source) > PATIENCE):  # noqa: B023
+                break
+        return whole
+
+    def _silence(self, source: MessageSource) -> float:
+        return 0.0 if source.rank == DRIVER else self._cluster.silence(source.rank)
 
     def givers(self, key: Place) -> list[int]:
         return [worker for _, worker in sorted(self._content(key).givers.items())]
@@ -254,7 +266,7 @@ class SlicedStore(DriverStore):
         numbered = self._numbered(plan)
         factor = self._factor(numbered, needs, optimizer, keep)
         version = SlicedVersion((slot, plan.version + 1), {n: set(ranks) for n, ranks in self._holders.ranks.items()})
-        self._made.add(version)
+        self._made[version.key] = version
         answers = self._holders.ask(
             lambda run, number, of: TakeStep(run, number, of, numbered, needs, factor, renewed),
             keep=keep,
