@@ -213,7 +213,7 @@ class World:
             self.choices,
             preemption=options.preemption,
             capacity=options.capacity,
-            longest=LONGEST["folder" if options.folder is not None else options.cluster],
+            longest=LONGEST["folder" if options.folder is not None else options.cluster] * max(options.copies, 1),
         )
         self.happened = Counter[str]()
         self._faults_left = _FAULTS

@@ -71,6 +71,10 @@ class DriverOfNodes(Protocol):
         """Return the seconds since a node's last sign of life; infinity if it is dead."""
         ...
 
+    def offers_at(self, rank: int, address: str) -> bool:
+        """Return whether a node offers bytes at an address, in the life in which it did before."""
+        ...
+
     def can_hold(self, rank: int) -> bool:
         """Return whether a node takes part in the run and has taken in all that it was told."""
         ...

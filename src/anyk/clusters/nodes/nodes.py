@@ -671,6 +671,11 @@ class Nodes(Networked[NodeHandle]):
         node = self._hub.nodes.get(rank)
         return math.inf if node is None else self.carrier.silence(node.life)
 
+    def offers_at(self, rank: int, address: str) -> bool:
+        """Return whether a node offers bytes at an address, in the life in which it did before."""
+        node = self._hub.nodes.get(rank)
+        return node is not None and node.hello.address == address
+
     def can_hold(self, rank: int) -> bool:
         """Return whether a node takes part in the run and has taken in all that it was told."""
         node = self._hub.nodes.get(rank)

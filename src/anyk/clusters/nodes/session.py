@@ -167,13 +167,16 @@ class SliceOrder(NodeMessage):
 class Hold(SliceOrder):
     """Prepare steps of a slot: read the slice of its optimiser's state, None for that before a first step.
 
-    ``penalties``: the slice of the regulariser's factors if they differ.
+    ``penalties``: the slice of the regulariser's factors if they differ. ``needs``: models to read as well, from which
+    steps may be taken; ``offers``: those of them whose slice to offer to others.
     """
 
     slot: str
     optimizer: bytes
     states: list[tuple[str, Form, OfferedPart]] | None
     penalties: tuple[Form, OfferedPart] | None
+    needs: list[Key] = []
+    offers: list[Key] = []
 
 
 class Collect(SliceOrder):
