@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anyk.base.arrays import Array, DType, Vector
-from anyk.base.checks import NonnegativeNumber, typed
+from anyk.base.checks import AtLeastOne, NonnegativeNumber, typed
 from anyk.base.errors import BadInput, RunFailed, as_bad_input, needing
 from anyk.base.regular_files import LockedFolder, remove_abandoned
 from anyk.base.specs import show_spec
@@ -136,7 +136,7 @@ class Ray(Networked[_ActorHandle]):
         runtime_env: dict[str, Any] | None = None,
         placement_group: Any = None,
         slices: Literal["", "nodes"] = "",
-        copies: Literal[1, 2] = 1,
+        copies: AtLeastOne = 1,
         spoiled: str = "",
     ) -> None:
         options = ClusterOptions(

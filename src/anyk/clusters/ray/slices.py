@@ -315,6 +315,10 @@ class HolderActors:
         """Return 0.0: Ray itself watches actors."""
         return 0.0
 
+    def offers_at(self, rank: int, address: str) -> bool:
+        """Return True: it is the driver that has the references."""
+        return True
+
     def can_hold(self, rank: int) -> bool:
         """Return False: there is one copy of each slice."""
         return False
