@@ -194,7 +194,7 @@ def _check_possible(strategy: Strategy, cluster: str, faults: FaultPlan) -> None
     keys = parse_spec(cluster)[1]
     if faults.node_kill and "slices" in keys and keys.get("copies") != "2":
         raise BadInput(
-            "node-kill ends a run in which each slice of the model is at one node only; add copies=2, or leave out slices"
+            "node-kill ends a run whose nodes alone hold their slices of the model; add copies=2, or leave out slices"
         )
     if faults.corrupt and not strategy.facts.compares_all:
         raise BadInput(
