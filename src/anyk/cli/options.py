@@ -402,7 +402,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
     )
     slices: str | None = option(
         type=click.Choice(["nodes"]),
-        help="With --cluster nodes: sums, models and optimiser states lie in slices at the nodes.",
+        help="With --cluster nodes or ray: sums, models and optimiser states lie in slices at the nodes.",
     )
     steps: int | None = option(type=int, help="Stop after this many steps.")
     seconds: float | None = option(type=float, help="Stop after this many seconds of the run's clock.")
@@ -419,8 +419,8 @@ class TrainingOptions(ProblemOptions, RunOptions):
         if self.slices is None:
             return
         name, colon, keys = self.cluster.partition(":")
-        if name != "nodes":
-            raise BadInput(f"--slices is an option of --cluster nodes, got --cluster {self.cluster}")
+        if name not in ("nodes", "ray"):
+            raise BadInput(f"--slices is an option of --cluster nodes and ray, got --cluster {self.cluster}")
         object.__setattr__(self, "cluster", f"{name}:slices={self.slices}{',' if colon else ''}{keys}")
 
 

@@ -389,4 +389,4 @@ class Holders:
 
 
 def _source(message: Announced) -> MessageSource:
-    return MessageSource(message.worker, message.node.rank, message.node.hello.address, message.offered)
+    return MessageSource(message.worker, message.rank, message.address, message.offered)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -24,7 +25,7 @@ from anyk.clusters.contract import PINNED, Envelope, Key, Report
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
-from anyk.clusters.nodes.arrivals import Announced, Arrivals, DriverReceiver
+from anyk.clusters.nodes.arrivals import Announced, Arrivals, DriverReceiver, announced_vector
 from anyk.clusters.nodes.door import Said, say
 from anyk.clusters.nodes.driver_store import DriverStore
 from anyk.clusters.nodes.holders import Holders
@@ -48,15 +49,15 @@ from anyk.clusters.nodes.session import (
 )
 from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, need_packages, other_size, versions
 from anyk.clusters.nodes.sliced_store import SlicedStore
-from anyk.clusters.nodes.slices import cut, no_slices
-from anyk.clusters.nodes.wire import PIECE, Offered
+from anyk.clusters.nodes.slices import COMPRESSED, check_slices, cut, not_in_slices
+from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.processes import shared_modules
 from anyk.clusters.remote.channel import FAILED
 from anyk.clusters.remote.handles import Died
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.shipping import parcels
-from anyk.clusters.remote.wire import refuse, vector_type
+from anyk.clusters.remote.wire import refuse
 from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
@@ -372,7 +373,7 @@ class Nodes(Networked[NodeHandle]):
         if self._hub.open not in (None, self):
             raise BadInput("the nodes are busy with another run; close its cluster first")
         if self.slices and partitions is not None:
-            _check_slices(layout, partitions)
+            check_slices(layout, partitions, self.name)
         self.starting = True
         try:
             return super().open(layout, partitions, local)
@@ -544,7 +545,7 @@ class Nodes(Networked[NodeHandle]):
 
     def _dispatch(self, order: Dispatch) -> None:
         if self.slices and any(chunk.compress for chunks in order.chunks for chunk in chunks):
-            raise _no_slices("compressed messages are decompressed as a whole")
+            raise not_in_slices(COMPRESSED, self.name)
         super()._dispatch(order)
 
     def listens(self, worker: int) -> bool:
@@ -616,17 +617,11 @@ class Nodes(Networked[NodeHandle]):
         worker, report, offered = told.worker, told.report, told.offered
         assert offered is not None
         try:
-            if told.form is None:
-                raise ValueError("a message without its form")
-            kind, size = vector_type(told.form), told.form[1]
-            most = self._lengths[worker] * self.store.messages.dtype.itemsize
-            if size * kind.itemsize != offered.size or offered.size > max(most, 64):
-                raise ValueError(f"a message of {offered.size} bytes where at most {most} are expected")
-            if len(offered.digests) != -(-offered.size // PIECE) or len(offered.key) > 64:
-                raise ValueError(f"{len(offered.digests)} digests of {offered.size} bytes")
+            kind, size = announced_vector(told, self._lengths[worker] * self.store.messages.dtype.itemsize)
         except ValueError as error:
             refuse(worker, error)
-        message = Announced(node, told)
+        free = partial(node.messages.append, offered.key)
+        message = Announced(told, rank=node.rank, address=node.hello.address, free=free)
         if report.task in self._tasks.in_flight:
             self.arrivals.announce(message, kind, size)
         else:
@@ -739,16 +734,3 @@ class Nodes(Networked[NodeHandle]):
         """Return whether a read of an address has ended, or never will."""
         there = [self.carrier.address, *(node.hello.address for node in self._hub.nodes.values())]
         return self._awaited[number] is not None or address not in there
-
-
-def _check_slices(layout: Layout, partitions: Partitions) -> None:
-    """Raise :class:`~anyk.BadInput` for what slices cannot do."""
-    reason = no_slices(layout)
-    if not reason and any(partitions.support(j) is not None for j in range(len(partitions.sizes))):
-        reason = "this data is sparse, and its replies contain some coordinates only"
-    if reason:
-        raise _no_slices(reason)
-
-
-def _no_slices(reason: str) -> BadInput:
-    return BadInput(f"slices=nodes is not possible: {reason}; use cluster 'nodes' without slices")

@@ -245,7 +245,7 @@ ToDriver = Hello | Told | WorkerEnded | Done | NodeBroken
 ToHolder = Hold | Collect | CollectAlso | TakeStep | MeasureStep | Measure | Show | Release
 ToNode = Brief | Spawn | Kill | Locate | Give | Drop | ToHolder | End | Leave
 M = TypeVar("M", ToDriver, ToNode)  # what this side tells
-_pack = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers
+pack_message = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers
 from_node = msgspec.msgpack.Decoder(ToDriver).decode
 from_driver = msgspec.msgpack.Decoder(ToNode).decode
 
@@ -282,7 +282,7 @@ class Session(Generic[M]):
         if not self._kept:
             self._sent_at = self._clock()
         self._last += 1
-        self._kept.append(_pack(message))
+        self._kept.append(pack_message(message))
         self._emit(self._last, self._kept[-1])
 
     def acknowledge(self) -> None:
@@ -321,7 +321,7 @@ class Session(Generic[M]):
                 self._emit(number, body)
 
     def _emit(self, number: int, body: bytes) -> None:
-        self._send(_pack(_Frame(number, self._taken, body)))
+        self._send(pack_message(_Frame(number, self._taken, body)))
 
 
 class NodeWatch:
