@@ -326,9 +326,9 @@ class _Resting(Optimizer):
     ) -> Vector:
         resting = None if self._pieces is None else self._pieces.at_rest(gradient)
         if resting is None:
-            return self._step(w, gradient, state, t, scale, out)
+            return self._step(w, gradient, state, t, scale=scale, out=out)
         resting_state = {name: vector[resting] for name, vector in state.items()}
-        out = self._step(w, gradient, state, t, scale, out)
+        out = self._step(w, gradient, state, t, scale=scale, out=out)
         out[resting] = w[resting]
         for name, numbers in resting_state.items():
             state[name][resting] = numbers
@@ -444,7 +444,7 @@ class AdamW(Adam):
     by_coordinate = True
 
     def _step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float, out: Vector | None) -> Vector:
-        out = super()._step(w, gradient, state, t, scale, out)
+        out = super()._step(w, gradient, state, t, scale=scale, out=out)
         out -= np.multiply(w, self._lr(t, scale) * self.weight_decay, out=gradient)
         return out
 

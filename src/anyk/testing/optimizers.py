@@ -118,7 +118,7 @@ class _Trial:
     def _check_out(self, w: Vector, t: int, twin: State, stepped: Vector, state: State) -> None:
         """Take the same step with ``out``, and compare model and state."""
         out = np.full_like(self.w, np.nan)
-        returned = self.optimizer.step(w, self.gradients[t].copy(), twin, t, _SCALES[t], out)
+        returned = self.optimizer.step(w, self.gradients[t].copy(), twin, t, scale=_SCALES[t], out=out)
         assert returned is out, f"step {t} does not return the vector out that it was given"
         assert _same(out, stepped), f"step {t} gives another model in out than without it"
         _check_state(twin, {"out": out}, f"step {t}")
