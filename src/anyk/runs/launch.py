@@ -63,7 +63,7 @@ class Launch:
         )
         self._started = False  # until then nothing is written
         self._remarks: list[str] = []  # on what the user may have meant to train from
-        told = self._telling.of_steps or self._telling.of_evaluations
+        tells = self._telling.of_steps or self._telling.of_evaluations
         self.driver = Driver(
             prepared.strategy,
             prepared.cluster,
@@ -74,7 +74,7 @@ class Launch:
             seconds=prepared.config.seconds,
             warm_start=prepared.warm_start,
             on_step=self._evaluating.after_step,
-            on_news=self._telling.tell_news if told else None,
+            on_news=self._telling.tell_news if tells else None,
             on_lost=self._telling.tell_lost,
             on_event=None if folder is None else self._saving.after_event,
             evaluate_objective=self._evaluating.objective,

@@ -251,10 +251,8 @@ class SteppedRounds:
 
     def _say_where(self, number: int) -> None:
         """Report on standard error where a resumed loop continues."""
-        where = f"continues at step {number:,}"
-        if not number:
-            where = "had no checkpoint yet, and begins again at step 0"
-        print(f"anyk: the run in '{self._resumed}' {where}", file=sys.stderr, flush=True)
+        begins = f"continues at step {number:,}" if number else "had no checkpoint yet, and begins again at step 0"
+        print(f"anyk: the run in '{self._resumed}' {begins}", file=sys.stderr, flush=True)
 
     @property
     def _carried(self) -> CarriedValues:

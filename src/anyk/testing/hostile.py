@@ -142,10 +142,10 @@ class Play:
         aim = world.step + _ENOUGH
         self._alive()
         for _ in range(_PATIENCE):
-            pending = [place for place in pending if world.status(place) in ("open", "arrived")]
+            pending = [chunk for chunk in pending if world.status(chunk) in ("open", "arrived")]
             if world.stopped is not None or (world.step >= aim and not pending):
                 return
-            busy = min((place for worker in world.present for place in self.fate.open(worker)), default=None)
+            busy = min((chunk for worker in world.present for chunk in self.fate.open(worker)), default=None)
             if world.measures:
                 self._act("measured", 0)
             elif busy is not None:
