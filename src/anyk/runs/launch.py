@@ -27,6 +27,7 @@ from anyk.runs.folder import checkpoints
 from anyk.runs.folder.environment import changes
 from anyk.runs.folder.predictors import predictor_of
 from anyk.runs.log import queries
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import ASSUMED, DIFFERENT, RESET
 from anyk.runs.run import Run
@@ -48,7 +49,7 @@ class Launch:
     """
 
     def __init__(
-        self, prepared: Preparation, log: RunLog, folder: Path | None, *, saved: checkpoints.Saved | None = None
+        self, prepared: Preparation, log: LogWriter, folder: Path | None, *, saved: checkpoints.Saved | None = None
     ) -> None:
         self._prepared, self._log, self._folder, self._saved = prepared, log, folder, saved
         self._telling = Telling(prepared.callbacks)
@@ -108,7 +109,7 @@ class Launch:
                 if self._evaluating.opened:
                     self._evaluating.stop_asking()
                     self._evaluating.evaluator.stop()
-                log.close(write=False)
+                log.close()
                 raise
             failure = error
             log.note(driver.time, "failed", str(error))
@@ -116,13 +117,14 @@ class Launch:
         try:
             diverged = self._conclude()
         except RunFailed as error:
-            log.close(write=False)
+            log.close()
             raise (failure or error) from None
         if failure is None and diverged is not None:
             failure = RunFailed(diverged)
             log.note(driver.time, "failed", diverged)
         if failure is not None:
-            log.close()
+            with contextlib.closing(log):
+                log.flush()
             raise failure
         state = driver.versions.warm_start()
         models = {slot: state.models[slot] if slot in state.models else w.copy() for slot, w in driver.models.items()}

@@ -147,7 +147,7 @@ class Run(Results, AbstractContextManager["Run"]):
         seal = checkpoints.seal_of(folder)  # before the log: a running process may add a newer one
         log = RunLog.reading(folder / "log.sqlite")
         if not log.has_seal(seal):
-            log.close(write=False)
+            log.close()
             raise BadInput(f"the log of '{folder}' ends before its last checkpoint: it was truncated")
         return cls(log, config, path=folder)
 
@@ -401,7 +401,7 @@ class Run(Results, AbstractContextManager["Run"]):
 
     def close(self) -> None:
         """Close the log."""
-        self.log.close(write=False)
+        self.log.close()
 
 
 def result_cells(run: Run) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.engine.workers_start import local_of, partitions_of, replicated
 from anyk.runs.limits import ClockLimit
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.schema import KINDS, Update
 
 _LIMIT = "the run's limit"  # the alarm that ends a run
@@ -78,7 +78,7 @@ class Driver:
         *,
         problem: Problem | None = None,
         optimizer: Optimizer | None = None,
-        log: RunLog | None = None,
+        log: LogWriter | None = None,
         steps: int | None = None,
         seconds: float | None = None,
         answers: Sequence[LossEvaluated | NoiseMeasured] = (),

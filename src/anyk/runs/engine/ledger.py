@@ -14,7 +14,7 @@ from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Pr
 from anyk.runs.engine.counts import Counts, Usage
 from anyk.runs.engine.dispatches import ARRIVED, CANCELLED, ENDED, KEPT, OPEN, Batch, plain_weight
 from anyk.runs.engine.versions import Versions
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.schema import Ended, Reuse
 
 _UNTIMED: tuple[Timing | None, float | None] = (None, None)
@@ -31,7 +31,14 @@ class Ledger:
     """
 
     def __init__(
-        self, strategy: str, workers: int, cluster: Cluster, versions: Versions, log: RunLog | None, *, computes: bool
+        self,
+        strategy: str,
+        workers: int,
+        cluster: Cluster,
+        versions: Versions,
+        log: LogWriter | None,
+        *,
+        computes: bool,
     ) -> None:
         self._strategy, self._cluster, self._versions, self._log = strategy, cluster, versions, log
         self._computes = computes
