@@ -21,7 +21,9 @@ from anyk.base import (
     check_value,
     explaining,
     names_in_folder,
+    parse_spec,
     plugged_in,
+    show_spec,
     suggest,
     values_of,
 )
@@ -112,8 +114,8 @@ def join_cluster(spec: str) -> str:
 
     Under mpiexec with any other cluster each rank would start its own run: rank 0 raises BadInput, the others exit.
     """
-    ranks = _ranks_of_mpiexec()
-    if ranks is not None and spec.partition(":")[0] != "mpi":
+    name, ranks = spec.partition(":")[0], _ranks_of_mpiexec()
+    if ranks is not None and name != "mpi":
         rank, size = ranks
         if rank:
             sys.exit(2)
@@ -121,12 +123,11 @@ def join_cluster(spec: str) -> str:
             f"mpiexec started this command {size} times, and cluster '{spec}' would run it in each; give "
             "--cluster mpi, or start it without mpiexec"
         )
-    if spec.partition(":")[0] == "mpi":
+    if name == "mpi":
         from anyk.clusters import join
 
         join()
-    elif spec.partition(":")[0] == "nodes" and not supervises():
-        from anyk.base import parse_spec
+    elif name == "nodes" and not supervises():
         from anyk.clusters import join_nodes
 
         keys = parse_spec(spec)[1]
@@ -448,7 +449,6 @@ class ResumeOptions(RunOptions):
 
 def _variant(problem: object, number: int) -> Any:
     """Return a problem with the same data and another random start; the same problem if its start is not random."""
-    from anyk.base import parse_spec, show_spec
     from anyk.problems import TwoLayerNetwork
 
     if not isinstance(problem, TwoLayerNetwork):
