@@ -24,7 +24,8 @@ from anyk.base import keyed
 from anyk.base.arrays import Flags, Indices, Vector
 from anyk.base.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_value, value_class
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, bracketed, parse_spec, show_spec, take_key, with_keys
+from anyk.base.registries import Registry
+from anyk.base.specs import bracketed, parse_spec, show_spec, take_key, with_keys
 
 State = dict[str, Vector]
 Stepper = Callable[[slice, Vector], None]
