@@ -220,7 +220,7 @@ class Launch:
         self._telling.watch(self._problems)
         self._saving.recover_log()
         self._note_beginning()
-        for evaluation in log.evaluations():
+        for evaluation in queries.evaluations(log):
             evaluator.recall(evaluation)
         self._saving.recover_callbacks()
         if saved is not None and evaluator.reached is not None:

@@ -142,7 +142,7 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     strategy = build_strategy(config.strategy, workers=config.workers)
     strategy = plan(strategy, config.steps, run.begun)
     new = LogWriter()
-    values = {(evaluation.slot, evaluation.version): evaluation.value for evaluation in run.log.evaluations()}
+    values = {(evaluation.slot, evaluation.version): evaluation.value for evaluation in queries.evaluations(run.log)}
 
     def observe(record: StepRecord) -> None:
         newest = record.update.slot, record.update.version

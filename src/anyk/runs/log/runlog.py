@@ -20,7 +20,7 @@ from anyk.base.errors import BadInput, Surroundings, hindered
 from anyk.base.plain import ByName
 from anyk.protocol import Event
 from anyk.runs.log.copies import INSTEAD, copied
-from anyk.runs.log.schema import IDS, KINDS, SCHEMA, START, TABLES, Evaluation, Summary, Totals, wrong_rows
+from anyk.runs.log.schema import IDS, KINDS, SCHEMA, START, TABLES, Summary, Totals, wrong_rows
 from anyk.runs.log.seals import Seals
 
 _NO_TABLES = "its tables are not those of a run log"
@@ -156,10 +156,6 @@ class RunLog:
         """Return the rows of a query as dictionaries."""
         names, rows = self.select(query, values)
         return [dict(zip(names, row, strict=True)) for row in rows]
-
-    def evaluations(self) -> list[Evaluation]:
-        """Return all evaluations, in their order."""
-        return [Evaluation(*row) for row in self.rows("SELECT slot, version, time, loss, metric FROM evaluations")]
 
     def summary(self) -> ByName:
         """Return the values that a run writes when it ends, by name."""
