@@ -43,6 +43,7 @@ from anyk.protocol import (
 from anyk.runs.engine.agreement import Agreement, tolerance_of
 from anyk.runs.engine.audit import Audit
 from anyk.runs.engine.carried_values import CarriedValues
+from anyk.runs.engine.counts import Usage
 from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.questions import Questions
@@ -389,7 +390,7 @@ class Driver:
             self.log.note(self._now, command.kind, command.text)
 
     def _update(self, command: Combine | Mix) -> None:
-        """Make a slot's next version, and log it."""
+        """Make a slot's next version."""
         if self._orders:
             self._send()
         slot, version = command.slot, self.versions.newest[command.slot]
@@ -408,15 +409,17 @@ class Driver:
         used = self.ledger.use(full, version)
         self.cluster.step_done()
         self.time = self._now = self.cluster.now()
-        on_step = None if slot in self.layout.auxiliary else self._on_step
-        if self.log is None and on_step is None:
-            return
+        if self.log is not None or self._on_step is not None:
+            self._record(full, version + 1, used, bits)
+
+    def _record(self, command: Combine | Mix, version: int, used: Usage, bits: int) -> None:
+        """Log a new version, and pass it on to whoever follows the steps; ``bits``: its digest."""
         residual, gain, scale = 0.0, 1.0, 1.0
-        if isinstance(full, Combine):
-            residual, gain, scale = full.residual or 0.0, full.gain, full.scale
+        if isinstance(command, Combine):
+            residual, gain, scale = command.residual or 0.0, command.gain, command.scale
         update = Update(
-            slot=slot,
-            version=version + 1,
+            slot=command.slot,
+            version=version,
             time=self.time,
             replies=used.replies,
             residual=residual,
@@ -428,8 +431,8 @@ class Driver:
         )
         if self.log is not None:
             self.log.update(update)
-        if on_step is not None:
-            on_step(StepRecord(update, full, used.by))
+        if self._on_step is not None and command.slot not in self.layout.auxiliary:
+            self._on_step(StepRecord(update, command, used.by))
 
     def _cancelled_now(self) -> tuple[int, ...]:
         """Return the tasks that the commands which are being carried out cancel."""
