@@ -405,9 +405,12 @@ def _show_receipt(run: Run, step: int) -> None:
         "  " + " ".join(f"{weight:.3g}" for weight in receipt.weights),
         f"{len(receipt.used)} messages used:",
     ]
-    for (worker, task, weight, staleness), samples in zip(receipt.used, receipt.samples, strict=True):
+    for (worker, task, weight, staleness), samples, givers in zip(
+        receipt.used, receipt.samples, receipt.slices, strict=True
+    ):
         of = "" if samples is None else f", {samples:,} samples"
-        lines.append(f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}{of}")
+        whose = f", slices from workers {', '.join(map(str, givers))}" if givers else ""
+        lines.append(f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}{of}{whose}")
     if receipt.spare:
         lines.append(f"{len(receipt.spare)} in time but not needed: workers {', '.join(map(str, receipt.spare))}")
     lines.append(f"{len(receipt.cut_off)} cut off:" if receipt.cut_off else "no worker was cut off")

@@ -394,6 +394,11 @@ def main() -> None:
                 assert np.array_equal(nodes.models[slot], model), (spec, optimizer.spec)
             digests = [run.log.rows("SELECT slot, version, digest FROM updates") for run in (nodes, processes)]
             assert digests[0] == digests[1] and len(digests[0]) >= 4
+            if spec == SPEC:  # each slice of a message came from one of the two workers of its group
+                receipt = nodes.receipt(2)
+                for used, givers in zip(receipt.used, receipt.slices, strict=True):
+                    assert len(givers) == 3 and {giver // 2 for giver in givers} == {used.worker // 2}, receipt
+                assert set(processes.receipt(2).slices) == {()}
             states = [run.warm_start().states for run in (nodes, processes)]
             for slot, state in states[1].items():
                 for name, vector in state.items():
@@ -559,6 +564,52 @@ def main() -> None:
         over(pids)
         same(train(Nodes(WORKERS, slices="nodes", seed=1)))  # it is back
 
+    def in_two_copies(steps: int, events: dict[int, Callable[[], Any]], **options: Any) -> tuple[Any, Any]:
+        """Train with each slice at two nodes, with events at steps; return the run, and who held which slice at the end."""
+        cluster = Nodes(WORKERS, slices="nodes", copies=2, seed=1, **options)
+        left = dict(events)
+        holders: list[Any] = []
+
+        def watch(driver: Any, evaluator: Any) -> None:
+            for step in [step for step in left if driver.step >= step]:
+                left.pop(step)()
+            holders[:] = [{number: sorted(ranks) for number, ranks in cluster._holders.ranks.items()}]
+
+        adam = anyk.optimizers.optimizer("adamw", lr=0.01)
+        problem = Squares(6, 400_000)
+        run = anyk.train(problem, SPEC, cluster, optimizer=adam, steps=steps, callbacks=[Watching(watch)])
+        on_processes = anyk.train(problem, SPEC, anyk.clusters.Processes(WORKERS, seed=1), optimizer=adam, steps=steps)
+        assert np.array_equal(run.model, on_processes.model), "the model is another one"
+        digests = [each.log.rows("SELECT slot, version, digest FROM updates") for each in (run, on_processes)]
+        assert digests[0] == digests[1] and len(digests[0]) >= steps
+        states = [each.warm_start().states for each in (run, on_processes)]
+        for slot, state in states[1].items():
+            assert all(np.array_equal(states[0][slot][name], vector) for name, vector in state.items())
+        return run, holders[0]
+
+    def two_copies_outlive_a_killed_and_a_frozen_node() -> None:
+        """One node dies, comes back and holds its slices again; then another one that held one of them is frozen."""
+        killed: list[int] = []
+        frozen: list[int] = []
+        times: list[float] = []
+
+        def kill() -> None:
+            killed.extend(below(agent(0)))
+            os.kill(killed[0], signal.SIGKILL)
+
+        def freeze() -> None:
+            frozen.extend(below(agent(1)))
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+            times.append(time.monotonic())
+            threading.Timer(6.0, lambda: [os.kill(pid, signal.SIGCONT) for pid in frozen]).start()
+
+        events = {3: kill, 60: freeze, 62: lambda: times.append(time.monotonic())}
+        _, held = in_two_copies(140, events, delays="exp:mean=0.06")
+        over(killed)
+        assert times[1] - times[0] < 6.0, "the run waited for the frozen node"
+        assert held == {0: [0, 1], 1: [1, 2], 2: [0, 2]}, held
+
     def slices_refuse_what_they_cannot_do() -> None:
         problem = Squares(6, 3000)
         for spec, optimizer, words in (
@@ -579,6 +630,7 @@ def main() -> None:
         frozen_node, strangers, replaced_entries, second_program_of_a_rank, wrong_digests, changed_data, another_version, fleet_that_changes,
         slices_have_the_bits_of_processes, slices_step_behind_an_optimizer_of_torch,
         slices_refuse_loops_that_want_the_gradient, slices_are_saved_and_resumed_anywhere, slices_outlive_workers_and_frozen_nodes,
+        two_copies_outlive_a_killed_and_a_frozen_node,
         slices_end_with_a_lost_node, slices_refuse_what_they_cannot_do, killed_agent_of_the_driver, killed_agent,
     ]  # fmt: skip
     if NAMESPACES:

@@ -65,12 +65,17 @@ class Vectors:
         self.models: dict[Any, Vector] = {("model", 0): np.linspace(-1.0, 1.0, SIZE)}
         self.missing: set[Any] = set()
         self.fetched: list[Any] = []
+        self.written: list[Any] = []
 
     def here(self, key: Any) -> bool:
         return key in self.models and key not in self.missing
 
     def fetch(self, keys: Any) -> None:
         self.fetched += list(keys)
+
+    def wrote(self, key: Any, first: int) -> None:
+        assert (key, first) == (key, 8 * FIRST) and key in self.models
+        self.written.append(key)
 
     def room(self, key: Any) -> Vector:
         return self.models.setdefault(key, np.zeros(SIZE))
@@ -90,6 +95,7 @@ class Node:
         holder = Holder(FIRST, LAST, np.dtype(float), lambda slot, version: self.vectors.models[slot, version])
         self.holding = Holding(
             run=1,
+            number=3,
             holder=holder,
             vectors=self.vectors,  # type: ignore[arg-type]
             read=self.read,
@@ -113,20 +119,20 @@ class Node:
     def arrive(self, read: int, content: Vector | None) -> None:
         if content is not None:
             self.reads[read][:] = content.tobytes()
-        assert self.holding.finished(read, complete=content is not None)
+        assert self.holding.finished(read, b"k", complete=content is not None)
 
     def hold(self, made: Optimizer, states: Any = None) -> None:
-        self.holding.obey(Hold(1, 90, "model", pickle.dumps(made), states, None))
+        self.holding.obey(Hold(1, 90, 3, "model", pickle.dumps(made), states, None))
 
 
 def collect(node: Node, number: int, content: Vector) -> None:
-    node.holding.obey(Collect(1, number, 8 * FIRST, REMOTE, "there:1"))
+    node.holding.obey(Collect(1, number, 3, 8 * FIRST, REMOTE, "there:1"))
     node.arrive(len(node.reads), content)
 
 
 def ask_step(node: Node, numbers: Sequence[int], version: int = 0) -> None:
     plan = StepPlan("model", version, [(number, 0) for number in numbers], [1.0] * len(numbers), 2.0)
-    node.holding.obey(TakeStep(1, 50, plan, [("model", version)]))
+    node.holding.obey(TakeStep(1, 50, 3, plan, [("model", version)]))
     node.holding.look()
 
 
@@ -148,8 +154,10 @@ def test_a_step_of_a_slice_is_that_of_the_whole() -> None:
         parts = [slice(start, start + 8) for start in (16, 24)]
         assert done.digest == sum(array_digest(w[part], part.start) for part in parts) & keyed.POSITIVE
         assert bytes(node.offered[done.offered[0][2].key]) == w[FIRST:LAST].tobytes()
-        node.holding.forget([("model", version)], [10 * version, 10 * version + 1])
-    node.holding.obey(Show(1, 60, "model", 3))
+        node.holding.forget_model(("model", version))
+        node.holding.forget_messages([10 * version, 10 * version + 1])
+    node.holding.obey(Show(1, 60, 3, "model", 3))
+    node.holding.look()
     shown = {name: np.frombuffer(node.offered[offered.key]) for name, _, offered in node.told[-1].offered}
     assert set(shown) == set(state)
     assert all(np.array_equal(shown[name], vector[FIRST:LAST]) for name, vector in state.items())
@@ -180,38 +188,40 @@ def test_a_step_that_diverges_is_told_as_the_models_failure() -> None:
 def test_messages_of_the_node_itself_are_not_read() -> None:
     node = Node()
     node.messages[b"own"] = np.arange(float(SIZE))
-    node.holding.obey(Collect(1, 1, 8 * FIRST, OWN, "here:1"))
-    assert not node.reads and node.told == [Done(1, 1)]
-    node.holding.obey(Collect(1, 2, 8 * FIRST, REMOTE, "there:1"))
-    node.holding.obey(CollectAlso(1, 2, b"third", "third:1"))
+    node.holding.obey(Collect(1, 1, 3, 8 * FIRST, OWN, "here:1"))
+    assert not node.reads and node.told == [Done(1, 1, 3, key=b"own")]
+    node.holding.obey(Collect(1, 2, 3, 8 * FIRST, REMOTE, "there:1"))
+    node.holding.obey(CollectAlso(1, 2, 3, b"third", "third:1"))
     assert node.also == [(1, "third:1")] and len(node.told) == 1
-    node.holding.obey(CollectAlso(1, 2, b"own", "here:1"))
-    assert node.stopped == [1] and node.told[-1] == Done(1, 2)
-    node.holding.obey(Measure(1, 3, [(1, 1.0), (2, -1.0)]))
+    node.holding.obey(CollectAlso(1, 2, 3, b"own", "here:1"))
+    assert node.stopped == [1] and node.told[-1] == Done(1, 2, 3, key=b"own")
+    node.holding.obey(Measure(1, 3, 3, [(1, 1.0), (2, -1.0)]))
+    node.holding.look()
     assert node.told[-1].squares == [0.0, 0.0]
-    node.holding.obey(Measure(1, 3, [(1, 2.0), (2, 1.0)]))
+    node.holding.obey(Measure(1, 3, 3, [(1, 2.0), (2, 1.0)]))
+    node.holding.look()
     assert sum(node.told[-1].squares) == pytest.approx(9.0 * float(np.square(np.arange(FIRST, LAST)).sum()))
 
 
 def test_what_does_not_arrive_intact_or_finite_is_told() -> None:
     node = Node()
-    node.holding.obey(Collect(1, 1, 8 * FIRST, REMOTE, "there:1"))
+    node.holding.obey(Collect(1, 1, 3, 8 * FIRST, REMOTE, "there:1"))
     node.arrive(1, None)
-    assert node.told == [Done(1, 1, NOT_INTACT)]
+    assert node.told == [Done(1, 1, 3, NOT_INTACT)]
     for value in (np.nan, np.inf):
         message = np.ones(LAST - FIRST)
         message[3] = value
         collect(node, 2, message)
-        assert node.told[-1] == Done(1, 2, "not finite")
-        node.holding.forget([], [2])
+        assert node.told[-1] == Done(1, 2, 3, "not finite", key=b"k")
+        node.holding.forget_messages([2])
 
 
 def test_a_dropped_message_is_stopped_and_its_memory_used_again() -> None:
     node = Node()
-    node.holding.obey(Collect(1, 1, 8 * FIRST, REMOTE, "there:1"))
-    node.holding.forget([], [1])
-    assert node.stopped == [1] and not node.holding.finished(1, complete=True)
-    node.holding.obey(Collect(1, 2, 8 * FIRST, REMOTE, "there:1"))
+    node.holding.obey(Collect(1, 1, 3, 8 * FIRST, REMOTE, "there:1"))
+    node.holding.forget_messages([1])
+    assert node.stopped == [1] and not node.holding.finished(1, b"k", complete=True)
+    node.holding.obey(Collect(1, 2, 3, 8 * FIRST, REMOTE, "there:1"))
     assert np.shares_memory(np.frombuffer(node.reads[2]), np.frombuffer(node.reads[1]))
     node.holding.close()
     assert node.stopped == [1, 2]
@@ -223,12 +233,12 @@ def test_given_states_and_factors_are_read_before_a_step() -> None:
     (name,) = made.start(np.zeros(2))
     form = ("<f8", LAST - FIRST)
     part = OfferedPart(0, REMOTE, "driver:1")
-    node.holding.obey(Hold(1, 90, "model", pickle.dumps(made), [(name, form, part)], (form, part)))
+    node.holding.obey(Hold(1, 90, 3, "model", pickle.dumps(made), [(name, form, part)], (form, part)))
     assert not node.told
     node.arrive(1, momentum)
     assert not node.told
     node.arrive(2, factors)
-    assert node.told == [Done(1, 90)]
+    assert node.told == [Done(1, 90, 3)]
     collect(node, 1, np.ones(LAST - FIRST))
     ask_step(node, [1])
     w = node.vectors.models["model", 0][FIRST:LAST]

@@ -119,7 +119,8 @@ class _Run:
         self.spawns: dict[int, int] = {}  # incarnations of workers to start once the data is there
         self.store = NodeStore(None, brief.layout)
         self.vectors: NodeVectors
-        self.holding: Holding | None = None  # of the node's slice, if it has one
+        self.holdings: dict[int, Holding] = {}  # of the slices that the node may hold
+        self.gone: list[Key] = []  # vectors that will be dropped once no step waits for them
         self.waiting: dict[int, Give] = {}  # newest orders whose vectors are not all here
         self.packed: dict[int, dict[int, set[int]]] = {}  # chunks whose messages are compressed, by worker and task
         self.kept: dict[bytes, tuple[Vector, int, Any]] = {}  # messages, with worker and buffer, not freed yet
@@ -152,8 +153,8 @@ class Agent:
                             return ""
                         case Heard(_, message):
                             self._obey(message)
-                        case ReadFinished(number, complete):
-                            self._on_read(number, complete)
+                        case ReadFinished(number, complete, key):
+                            self._on_read(number, complete, key)
                         case Refused(sentence):
                             self._said.say(sentence)
                         case Gone(_, reason):
@@ -188,8 +189,8 @@ class Agent:
                 run.waiting[worker] = message
             case Drop(_, vectors, messages, slices):
                 self._drop(run, vectors, messages, slices)
-            case _ if run.holding is not None:
-                run.holding.obey(message)
+            case _:
+                run.holdings[message.slice].obey(message)
 
     def _begin(self, brief: Brief) -> None:
         """Read a new run's data."""
@@ -199,12 +200,11 @@ class Agent:
         run.vectors = NodeVectors(
             store=run.store, layout=brief.layout, address=carrier.address, read=self._read, stop=carrier.stop_now
         )
-        first, last = brief.holds
-        if first < last:
-            holder = Holder(first, last, np.dtype(brief.layout.dtype), run.store.model)
-            run.holding = Holding(
+        for number, (first, last) in brief.holds.items():
+            run.holdings[number] = Holding(
                 run=brief.run,
-                holder=holder,
+                number=number,
+                holder=Holder(first, last, np.dtype(brief.layout.dtype), run.store.model),
                 vectors=run.vectors,
                 read=self._read,
                 read_also=carrier.read_also,
@@ -231,8 +231,8 @@ class Agent:
         for number in run.data_left:
             self._carrier.stop_now(number)
         run.vectors.close()
-        if run.holding is not None:
-            run.holding.close()
+        for holding in run.holdings.values():
+            holding.close()
         for key in run.kept:
             self._carrier.drop(key)
         if run.engine is not None:
@@ -247,17 +247,28 @@ class Agent:
         engine.begin(run.brief, run.store, run.data, run.places)
 
     def _drop(self, run: _Run, vectors: list[Key], messages: list[bytes], slices: list[int]) -> None:
-        if run.holding is not None:
-            run.holding.forget(vectors, slices)
-        for key in vectors:
-            run.vectors.drop(key)
+        run.gone += vectors
+        self._drop_gone(run)
+        for holding in run.holdings.values():
+            holding.forget_messages(slices)
         for name in messages:
             self._carrier.drop(name)
             _, worker, buffer = run.kept.pop(name, (None, 0, None))
             if buffer is not None:
                 run.store.free_buffer(worker, buffer)
 
-    def _on_read(self, number: int, complete: bool) -> None:
+    def _drop_gone(self, run: _Run) -> None:
+        """Drop the vectors that are needed no more, but those for which a step of this node still waits."""
+        holdings = run.holdings.values()
+        waits = [key for key in run.gone if any(holding.needs(key) for holding in holdings)]
+        for key in run.gone:
+            if key not in waits:
+                for holding in holdings:
+                    holding.forget_model(key)
+                run.vectors.drop(key)
+        run.gone = waits
+
+    def _on_read(self, number: int, complete: bool, key: bytes) -> None:
         run = self._run
         if run is None:
             return
@@ -265,7 +276,7 @@ class Agent:
             run.data_left.discard(number)
             if not complete:
                 self._carrier.tell(NodeBroken(run.brief.run, "the data that came does not match the driver's digests"))
-        elif run.holding is None or not run.holding.finished(number, complete=complete):
+        elif not any(holding.finished(number, key, complete=complete) for holding in run.holdings.values()):
             run.vectors.finished(number, complete=complete)
 
     # ------------------------------------------------------------------------------------------- workers
@@ -300,8 +311,9 @@ class Agent:
             run.engine.poll(0.0)
             while run.engine.news:
                 self._tell(run, run.engine, run.engine.news.popleft())
-            if run.holding is not None:
-                run.holding.look()
+            for holding in run.holdings.values():
+                holding.look()
+            self._drop_gone(run)
             run.vectors.fetch(key for give in run.waiting.values() for key in give.needs)
             self._deliver(run, run.engine)
         except (BadInput, RunFailed, OSError) as error:
@@ -376,20 +388,30 @@ def serve(site: Site, port: int) -> str:
             return other_size(rank, site.place.size, driver.size)
         public, secret = zmq.curve_keypair()
         life = os.urandom(8).hex()
-        site.publish(SiteEntry(rank, public.decode(), life, versions(), site.place.size))
-        carrier = NodeCarrier(site.place.host, port, (public, secret), life, driver)
-        threading.Thread(target=_look_out, args=(site, carrier, driver), daemon=True).start()
-        reason = _live(carrier)
-        if reason in ("", NOT_ADMITTED, RANK_TAKEN):
-            return reason
-        if carrier.was_heard:
-            until = time.monotonic() + _RETURN
-            say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
+        reason = PROGRAM_ENDED
+        if _is_published(site, SiteEntry(rank, public.decode(), life, versions(), site.place.size)):
+            carrier = NodeCarrier(site.place.host, port, (public, secret), life, driver)
+            threading.Thread(target=_look_out, args=(site, carrier, driver), daemon=True).start()
+            reason = _live(carrier)
+            if reason in ("", NOT_ADMITTED, RANK_TAKEN):
+                return reason
+            if carrier.was_heard:
+                until = time.monotonic() + _RETURN
+                say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
         ended = driver.life if reason == PROGRAM_ENDED else ""
         following = wait_for(partial(site.driver, unlike=ended), max(0.0, until - time.monotonic()))
         if following is None or time.monotonic() > until:
             return f"no driver was heard for {_RETURN:.0f} s (the last: {reason})"
         driver = following
+
+
+def _is_published(site: Site, entry: SiteEntry) -> bool:
+    """Publish an entry, unless the store has ended with the driver that it named."""
+    try:
+        site.publish(entry)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _look_out(site: Site, carrier: NodeCarrier, driver: SiteEntry) -> None:

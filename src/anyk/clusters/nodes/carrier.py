@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import queue
 import secrets
@@ -92,10 +93,11 @@ class Gone(NamedTuple):
 
 
 class ReadFinished(NamedTuple):
-    """A read is over."""
+    """A read is over; ``key``: that under which most of its bytes were offered."""
 
     number: int
     complete: bool
+    key: bytes
 
 
 class Refused(NamedTuple):
@@ -457,6 +459,11 @@ class DriverCarrier(Carrier):
                 node.session.tell(message)
 
         self.do(send)
+
+    def silence(self, life: bytes) -> float:
+        """Return the seconds since a node's last sign of life; infinity if it is over."""
+        node = self._nodes.get(life)
+        return math.inf if node is None else node.watch.silent
 
     def _on_key(self, frames: list[Any]) -> None:
         """Admit a process, or do not."""

@@ -26,8 +26,8 @@ class DriverStore(RemoteStore):
         self._offered: dict[Key, Offered] = {}
         self.gone: list[Key] = []  # vectors that nodes need no more
 
-    def parts(self, key: Key) -> list[OfferedPart]:
-        """Return where nodes read a vector."""
+    def parts(self, key: Key, rank: int) -> list[OfferedPart]:
+        """Return where a node reads a vector."""
         if key not in self._offered:
             vector = self.vector(key)
             assert vector is not None

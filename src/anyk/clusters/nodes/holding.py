@@ -1,10 +1,11 @@
-"""What a node does for the driver with the slice that it holds."""
+"""What a node does for the driver with a slice that it holds."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from anyk.clusters.nodes.session import (
     Measure,
     MeasureStep,
     OfferedPart,
+    Release,
     Show,
     TakeStep,
     ToHolder,
@@ -31,7 +33,7 @@ from anyk.clusters.remote.wire import Form, form_of, vector_type
 
 
 class Holding:
-    """Carries out orders for a slice: reads what they need, and tells when they are done.
+    """Carries out orders for a slice, in their order: reads what they need, and tells when they are done.
 
     ``read`` begins to read what is offered, from a byte on, at an address, and returns the number of the read;
     ``read_also`` adds an address and a key to it, and ``stop`` ends it. ``offer`` and ``drop`` offer bytes and withdraw
@@ -41,6 +43,7 @@ class Holding:
     def __init__(
         self,
         run: int,
+        number: int,
         holder: Holder,
         vectors: NodeVectors,
         *,
@@ -52,12 +55,12 @@ class Holding:
         own_message: Callable[[bytes], Vector | None],
         tell: Callable[[Done], None],
     ) -> None:
-        self._run, self._holder, self._vectors, self._tell = run, holder, vectors, tell
+        self._run, self._number, self._holder, self._vectors, self._tell = run, number, holder, vectors, tell
         self._read, self._read_also, self._stop = read, read_also, stop
         self._offer, self._drop, self._own_message = offer, drop, own_message
         self._collecting: dict[int, int] = {}  # reads, by the number of the message
-        self._finishing: dict[int, Callable[[bool], None]] = {}  # what follows the end of a read
-        self._steps: deque[TakeStep | MeasureStep] = deque()  # that wait for their models
+        self._finishing: dict[int, Callable[[bool, bytes], None]] = {}  # what follows the end of a read
+        self._queue: deque[Hold | TakeStep | MeasureStep | Measure | Show] = deque()  # orders that wait for their turn
         self._offered: dict[Key, bytes] = {}  # keys of the slices of models that are offered
         self._shown: list[bytes] = []  # keys of the state that is offered
 
@@ -70,40 +73,54 @@ class Holding:
                 self._collect_also(order)
             case Hold():
                 self._hold(order)
-            case TakeStep() | MeasureStep():
-                self._steps.append(order)
-            case Measure():
-                self._tell(Done(self._run, order.number, squares=self._holder.squares(order.terms)))
-            case Show():
-                self._show(order)
+            case Release():
+                self.close()
+                self._holder.clear()
+            case _:
+                self._queue.append(order)
 
-    def finished(self, read: int, *, complete: bool) -> bool:
-        """Note the end of a read; return whether it was one of these."""
+    def finished(self, read: int, key: bytes, *, complete: bool) -> bool:
+        """Note the end of a read, most of it offered under ``key``; return whether it was one of these."""
         then = self._finishing.pop(read, None)
         if then is not None:
-            then(complete)
+            then(complete, key)
         return then is not None
 
     def look(self) -> None:
-        """Take the steps whose models are there."""
-        while self._steps:
-            order = self._steps[0]
-            if not all(map(self._has_slice, order.needs)):
-                self._vectors.fetch(key for key in order.needs if not self._has_slice(key))
-                return
-            self._steps.popleft()
-            if isinstance(order, TakeStep):
-                self._step(order)
-            else:
-                out = self._vectors.room((order.plan.slot, order.plan.version + 1))
-                self._tell(Done(self._run, order.number, squares=self._holder.measure(order.plan, out)))
+        """Carry out the orders that wait, until one of them has to wait for models or messages."""
+        while self._queue and self._is_ready(self._queue[0]):
+            order = self._queue.popleft()
+            match order:
+                case Hold():
+                    self._done(order.number, offered=[self._offer_slice(key) for key in order.offers])
+                case TakeStep():
+                    self._step(order)
+                case MeasureStep():
+                    out = self._vectors.room((order.plan.slot, order.plan.version + 1))
+                    self._done(order.number, squares=self._holder.measure(order.plan, out))
+                case Measure():
+                    self._done(order.number, squares=self._holder.squares(order.terms))
+                case Show():
+                    self._show(order)
 
-    def forget(self, vectors: Sequence[Key], slices: Sequence[int]) -> None:
-        """Drop slices of models and of messages."""
-        for key in vectors:
-            if key in self._offered:
-                self._drop(self._offered.pop(key))
-        for number in slices:
+    def _is_ready(self, order: ToHolder) -> bool:
+        """Return whether what an order needs is there; begin to read the models."""
+        missing = [key for key in _models(order) if not self._has_slice(key)]
+        self._vectors.fetch(missing)
+        return not missing and all(map(self._holder.has, _messages(order)))
+
+    def needs(self, key: Key) -> bool:
+        """Return whether an order that waits needs a model."""
+        return any(key in _models(order) for order in self._queue)
+
+    def forget_model(self, key: Key) -> None:
+        """Offer the slice of a model no more."""
+        if key in self._offered:
+            self._drop(self._offered.pop(key))
+
+    def forget_messages(self, numbers: Sequence[int]) -> None:
+        """Drop slices of messages."""
+        for number in numbers:
             read = self._collecting.pop(number, None)
             if read is not None:
                 del self._finishing[read]
@@ -111,11 +128,16 @@ class Holding:
             self._holder.drop(number)
 
     def close(self) -> None:
-        """Stop all reads, and withdraw what is offered."""
+        """Stop all reads, withdraw what is offered, and forget the orders."""
         for read in self._finishing:
             self._stop(read)
         for key in (*self._offered.values(), *self._shown):
             self._drop(key)
+        for known in (self._finishing, self._collecting, self._offered, self._shown, self._queue):
+            known.clear()
+
+    def _done(self, number: int, failure: str = "", **found: Any) -> None:
+        self._tell(Done(self._run, number, self._number, failure, **found))
 
     # ------------------------------------------------------------------------------------------- messages
 
@@ -142,18 +164,18 @@ class Holding:
     def _take_own(self, number: int, key: bytes) -> bool:
         message = self._own_message(key)
         if message is not None:
-            self._tell_kept(number, message[self._holder.coordinates])
+            self._tell_kept(number, message[self._holder.coordinates], key)
         return message is not None
 
-    def _collected(self, number: int, complete: bool) -> None:
+    def _collected(self, number: int, complete: bool, key: bytes) -> None:
         del self._collecting[number]
         if complete:
-            self._tell_kept(number, self._holder.room(number))
+            self._tell_kept(number, self._holder.room(number), key)
         else:
-            self._tell(Done(self._run, number, NOT_INTACT))
+            self._done(number, NOT_INTACT)
 
-    def _tell_kept(self, number: int, vector: Vector) -> None:
-        self._tell(Done(self._run, number, self._holder.keep(number, vector)))
+    def _tell_kept(self, number: int, vector: Vector, key: bytes) -> None:
+        self._done(number, self._holder.keep(number, vector), key=key)
 
     # ------------------------------------------------------------------------------------------- steps
 
@@ -171,18 +193,18 @@ class Holding:
             wanted.append((penalties, part))
         left = len(wanted)
 
-        def read_one(complete: bool) -> None:
+        def read_one(complete: bool, _: bytes) -> None:
             nonlocal left
             left -= 1
             if not complete:
-                self._tell(Done(self._run, order.number, NOT_INTACT))
+                self._done(order.number, NOT_INTACT)
             elif not left:
                 prepare()
 
         def prepare() -> None:
             given = None if order.states is None else states
             self._holder.hold(order.slot, order.optimizer, given, penalties)
-            self._tell(Done(self._run, order.number))
+            self._queue.append(order)  # for the models that it needs
 
         for vector, part in wanted:
             self._finishing[self._read(bytes_of(vector), part.offered, part.address, 0)] = read_one
@@ -205,12 +227,17 @@ class Holding:
         try:
             digest = holder.step(plan, out, order.factor)
         except RunFailed as error:
-            self._tell(Done(self._run, order.number, str(error), final=True))
+            self._done(order.number, str(error), final=True)
             return
-        own = out[holder.coordinates]
+        self._vectors.wrote(key, holder.first * out.itemsize)
+        self._done(order.number, digest=digest, offered=[self._offer_slice(key)])
+
+    def _offer_slice(self, key: Key) -> tuple[str, Form, Offered]:
+        """Offer the slice of a model to other nodes."""
+        own = self._vectors.room(key)[self._holder.coordinates]
         offered = self._offer(bytes_of(own))
         self._offered[key] = offered.key
-        self._tell(Done(self._run, order.number, digest=digest, offered=[("", _form(own), offered)]))
+        return "", _form(own), offered
 
     def _show(self, order: Show) -> None:
         """Offer the state of an optimiser."""
@@ -219,7 +246,23 @@ class Holding:
             contiguous = np.ascontiguousarray(vector)
             offered.append((name, _form(contiguous), self._offer(bytes_of(contiguous))))
             self._shown.append(offered[-1][2].key)
-        self._tell(Done(self._run, order.number, offered=offered))
+        self._done(order.number, offered=offered)
+
+
+def _models(order: ToHolder) -> list[Key]:
+    """Return the models that an order needs."""
+    return order.needs if isinstance(order, Hold | TakeStep | MeasureStep) else []
+
+
+def _messages(order: ToHolder) -> list[int]:
+    """Return the numbers of the messages that an order needs."""
+    match order:
+        case TakeStep(plan=plan) | MeasureStep(plan=plan):
+            stale = plan.compensation or ()
+            return [number for number, _ in (*plan.messages, *(each.message for each in stale))]
+        case Measure(terms=terms):
+            return [number for number, _ in terms]
+    return []
 
 
 def _form(vector: Vector) -> Form:

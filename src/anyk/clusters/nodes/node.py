@@ -45,18 +45,36 @@ class DriverOfNodes(Protocol):
         """Tell a node where it reads vectors, if it has not been told."""
         ...
 
+    def locate_again(self, key: Key) -> None:
+        """Tell the nodes that need a vector that it is read elsewhere from now on."""
+        ...
+
+    def silence(self, rank: int) -> float:
+        """Return the seconds since a node's last sign of life; infinity if it is dead."""
+        ...
+
+    def offers_at(self, rank: int, address: str) -> bool:
+        """Return whether a node offers bytes at an address, in the life in which it did before."""
+        ...
+
+    def can_hold(self, rank: int) -> bool:
+        """Return whether a node takes part in the run and has taken in all that it was told."""
+        ...
+
     def drop_slice(self, rank: int, number: int) -> None:
         """Have a node drop its slice of a message with the next news that it gets."""
         ...
 
     def collected(self, number: int, failure: str) -> None:
-        """Note that all holders have their slices of a message, or that one could not get it."""
+        """Note that the slices of a message are at their holders, or that one could not get it."""
         ...
 
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Take in what nodes tell until something is done."""
         ...
 
-    def read_now(self, wanted: Sequence[tuple[memoryview, Offered, str]]) -> None:
-        """Read what nodes offer, and wait for it."""
+    def read_now(
+        self, wanted: Sequence[tuple[memoryview, Offered, str]], moved: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Read what nodes offer, and wait for it; stop and return False once it has ``moved`` elsewhere."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.node import Node
 from anyk.clusters.nodes.session import (
     NOT_INTACT,
+    SILENCE,
     Brief,
     Done,
     Drop,
@@ -305,7 +307,8 @@ class Nodes(Networked[NodeHandle]):
     continues where it was.
 
     ``slices``: with ``"nodes"`` each node holds a slice of sums, models and the optimiser's state, which then do not
-    pass through rank 0; the run ends if a node dies. ``address``: rank 0's address, by default that from which
+    pass through rank 0; the run ends if a node dies, and with ``copies=2``, each slice at two nodes, if both of one die
+    at once. ``address``: rank 0's address, by default that from which
     MASTER_ADDR is reached. ``port``: for control, and the two after it for bytes (nodes: the one after it); by default
     any that are free. ``spoiled``: as for ``processes``, a folder that all nodes see.
 
@@ -324,6 +327,7 @@ class Nodes(Networked[NodeHandle]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
         slices: Literal["", "nodes"] = "",
+        copies: Literal[1, 2] = 1,
         address: str = "",
         port: AtLeastZero = 0,
         spoiled: str = "",
@@ -337,7 +341,9 @@ class Nodes(Networked[NodeHandle]):
             spoiled=spoiled,
         )
         super().__init__(options, NodeHandle)
-        self.slices, self.address, self.port = slices, address, port
+        if copies > 1 and not slices:
+            raise BadInput("copies=2 is the number of nodes that hold each slice, and needs slices=nodes")
+        self.slices, self.copies, self.address, self.port = slices, copies, address, port
         self.in_slices = bool(slices)
         self._hub = join_nodes(address, port)
         self.carrier = self._hub.carrier
@@ -348,12 +354,14 @@ class Nodes(Networked[NodeHandle]):
     def spec(self) -> str:
         values = {
             "slices": self.slices,
+            "copies": self.copies,
             "address": self.address,
             "port": self.port,
             "byzantine": self.byzantine,
             "spoiled": self.spoiled,
         }
-        return show_spec(self.name, values, {"slices": "", "address": "", "port": 0, "byzantine": (), "spoiled": ""})
+        defaults = {"slices": "", "copies": 1, "address": "", "port": 0, "byzantine": (), "spoiled": ""}
+        return show_spec(self.name, values, defaults)
 
     store: DriverStore
 
@@ -379,8 +387,10 @@ class Nodes(Networked[NodeHandle]):
         if not self.slices:
             self.arrivals = Arrivals(DriverReceiver(self.carrier, self._hub.next_read), self._enter)
             return DriverStore(messages, self.carrier)
+        if len(self._used) < self.copies:
+            raise BadInput("copies=2 needs workers on two nodes at least")
         cuts = cut(messages.partitions.dimension, messages.dtype.itemsize, len(self._used))
-        self._holders = Holders(self, cuts, messages.dtype)
+        self._holders = Holders(self, cuts, messages.dtype, self.copies)
         self.arrivals = Arrivals(self._holders, self._enter)
         return SlicedStore(messages, self, self._holders)
 
@@ -412,7 +422,7 @@ class Nodes(Networked[NodeHandle]):
                 assignment=self.assignment,
                 imports=shared_modules(buffers),
                 data=data,
-                holds=(0, 0) if self._holders is None else self._holders.slices.get(rank, (0, 0)),
+                holds={} if self._holders is None else self._holders.held_by(rank),
             )
         self._data = [offered.key for offered in offers.values()]
         hub.open = self
@@ -511,8 +521,8 @@ class Nodes(Networked[NodeHandle]):
             known.clear()
 
     def _lose_node(self, node: Node, what: str, reason: str) -> None:
-        """Note that the workers of a node have ended; with slices, that ends the run."""
-        if self._holders is not None and node.rank in self._holders.slices and node.run == self.run:
+        """Note that the workers of a node have ended; that ends the run if nobody else holds its slices."""
+        if self._holders is not None and node.run == self.run and self._holders.lose(node.rank):
             self._lost = (
                 f"{what} with its slice of the model ({reason}); resume the run from its last checkpoint, which "
                 "--supervise does by itself"
@@ -551,7 +561,7 @@ class Nodes(Networked[NodeHandle]):
 
     def _locate(self, node: Node, keys: Sequence[Key]) -> None:
         """Tell a node where it reads vectors, if it has not been told."""
-        fresh = [(key, self.store.parts(key)) for key in keys if key not in node.has]
+        fresh = [(key, self.store.parts(key, node.rank)) for key in keys if key not in node.has]
         if fresh:
             node.has.update(key for key, _ in fresh)
             self._hub.tell(node, Locate(self.run, fresh))
@@ -567,6 +577,8 @@ class Nodes(Networked[NodeHandle]):
     def poll(self, timeout: float) -> None:
         self._tidy()
         self._hub.poll(timeout)
+        if self._holders is not None:
+            self._holders.look()
         self.arrivals.stop_unneeded(self._tasks.in_flight.__contains__)
 
     def _tidy(self) -> None:
@@ -653,22 +665,52 @@ class Nodes(Networked[NodeHandle]):
         """Tell a node where it reads vectors, if it has not been told."""
         self._locate(self._holder(rank), keys)
 
+    def locate_again(self, key: Key) -> None:
+        """Tell the nodes that need a vector that it is read elsewhere from now on."""
+        for node in self._hub.nodes.values():
+            if key in node.has:
+                self._hub.tell(node, Locate(self.run, [(key, self.store.parts(key, node.rank))]))
+
+    def silence(self, rank: int) -> float:
+        """Return the seconds since a node's last sign of life; infinity if it is dead."""
+        node = self._hub.nodes.get(rank)
+        return math.inf if node is None else self.carrier.silence(node.life)
+
+    def offers_at(self, rank: int, address: str) -> bool:
+        """Return whether a node offers bytes at an address, in the life in which it did before."""
+        node = self._hub.nodes.get(rank)
+        return node is not None and node.hello.address == address
+
+    def can_hold(self, rank: int) -> bool:
+        """Return whether a node takes part in the run and has taken in all that it was told."""
+        node = self._hub.nodes.get(rank)
+        if node is None or node.run != self.run or node.taken < node.told or self.carrier.silence(node.life) > SILENCE:
+            return False
+        return any(self.handles[worker].present for worker in range(rank, self.workers, self._hub.size))
+
     def drop_slice(self, rank: int, number: int) -> None:
         """Have a node drop its slice of a message with the next news that it gets."""
         if rank in self._hub.nodes:
             self._hub.nodes[rank].slices.append(number)
 
     def collected(self, number: int, failure: str) -> None:
-        """Note that all holders have their slices of a message, or that one could not get it."""
+        """Note that the slices of a message are at their holders, or that one could not get it."""
         self.arrivals.finished(number, failure)
 
     def wait_until(self, done: Callable[[], bool]) -> None:
         """Take in what nodes tell until something is done."""
         while not done():
             self._hub.poll(_TURN)
+            if self._holders is not None:
+                self._holders.look()
 
-    def read_now(self, wanted: Sequence[tuple[memoryview, Offered, str]]) -> None:
-        """Read what nodes offer, and wait for it; raise :class:`~anyk.RunFailed` if it cannot be read."""
+    def read_now(
+        self, wanted: Sequence[tuple[memoryview, Offered, str]], moved: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Read what nodes offer, and wait for it; stop and return False once it has ``moved`` elsewhere.
+
+        Raises :class:`~anyk.RunFailed` if it cannot be read.
+        """
         sources: dict[int, str] = {}
         for memory, offered, address in wanted:
             number = self._hub.next_read()
@@ -676,7 +718,9 @@ class Nodes(Networked[NodeHandle]):
             self.carrier.read(number, memory, offered, [address])
             sources[number] = address
         try:
-            self.wait_until(lambda: all(self._is_over(*read) for read in sources.items()))
+            self.wait_until(lambda: moved() or all(self._is_over(*read) for read in sources.items()))
+            if moved():
+                return False
             if any(self._awaited[number] is None for number in sources):
                 raise RunFailed(
                     "a node was lost with a vector that the driver needs; resume the run from its last checkpoint, "
@@ -684,6 +728,7 @@ class Nodes(Networked[NodeHandle]):
                 )
             if not all(self._awaited[number] for number in sources):
                 raise RunFailed("the driver could not read a vector of the nodes intact")
+            return True
         finally:
             for number in sources:
                 if self._awaited.pop(number) is None:

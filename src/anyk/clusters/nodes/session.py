@@ -63,19 +63,22 @@ class WorkerEnded(NodeMessage):
 
 
 class Done(NodeMessage):
-    """A node has done what the driver asked for under a number; ``failure``: why it could not, else "".
+    """A node has done what the driver asked for under a number, with a slice; ``failure``: why it could not, else "".
 
     ``final``: whether the failure is the model's and not the node's. ``digest``: of its slice of a model. ``squares``:
-    squared norms. ``offered``: vectors by name, each with its form.
+    squared norms. ``offered``: vectors by name, each with its form. ``key``: that under which a slice of a message, or
+    most of it, was offered to the node.
     """
 
     run: int
     number: int
+    slice: int
     failure: str = ""
     final: bool = False
     digest: int = 0
     squares: list[float] = []
     offered: list[tuple[str, Form, Offered]] = []
+    key: bytes = b""
 
 
 class NodeBroken(NodeMessage):
@@ -88,7 +91,8 @@ class NodeBroken(NodeMessage):
 class Brief(NodeMessage):
     """A new run: what a node's workers need, and the address at which the driver offers its bytes.
 
-    ``data``: the partitions, an object's bytes and its arrays. ``holds``: the coordinates of the node's slice.
+    ``data``: the partitions, an object's bytes and its arrays. ``holds``: the slices that the node may hold, each with
+    its first coordinate and the one after its last.
     """
 
     run: int
@@ -98,7 +102,7 @@ class Brief(NodeMessage):
     assignment: Sequence[Sequence[int]]
     imports: list[str]
     data: list[Offered]
-    holds: tuple[int, int] = (0, 0)
+    holds: dict[int, tuple[int, int]] = {}
 
 
 class Spawn(NodeMessage):
@@ -125,7 +129,10 @@ class OfferedPart(NamedTuple):
 
 
 class Locate(NodeMessage):
-    """Say where vectors are read, if they come to be needed."""
+    """Say where vectors are read, if they come to be needed; a later message holds.
+
+    A part at the node's own address is that of a model which it writes itself, by a step.
+    """
 
     run: int
     vectors: list[tuple[Key, list[OfferedPart]]]
@@ -149,78 +156,79 @@ class Drop(NodeMessage):
     slices: list[int]
 
 
-class Hold(NodeMessage):
-    """Prepare steps of a slot: read the slice of its optimiser's state, None for that before a first step.
-
-    ``penalties``: the slice of the regulariser's factors if they differ.
-    """
+class SliceOrder(NodeMessage):
+    """What the driver asks of one that holds a slice, which carries out its orders one after another."""
 
     run: int
     number: int
+    slice: int
+
+
+class Hold(SliceOrder):
+    """Prepare steps of a slot: read the slice of its optimiser's state, None for that before a first step.
+
+    ``penalties``: the slice of the regulariser's factors if they differ. ``needs``: models to read as well, from which
+    steps may be taken; ``offers``: those of them whose slice to offer to others.
+    """
+
     slot: str
     optimizer: bytes
     states: list[tuple[str, Form, OfferedPart]] | None
     penalties: tuple[Form, OfferedPart] | None
+    needs: list[Key] = []
+    offers: list[Key] = []
 
 
-class Collect(NodeMessage):
-    """Read the node's slice of a message, which begins with the byte ``first`` of what is offered under the key."""
+class Collect(SliceOrder):
+    """Read the slice of a message, which begins with the byte ``first`` of what is offered under the key."""
 
-    run: int
-    number: int
     first: int
     offered: Offered
     address: str
 
 
-class CollectAlso(NodeMessage):
-    """Read a slice from a further process as well, which offers the same bytes."""
+class CollectAlso(SliceOrder):
+    """Read the slice from a further process as well, which offers the same bytes."""
 
-    run: int
-    number: int
     key: bytes
     address: str
 
 
-class TakeStep(NodeMessage):
-    """Step the node's slice, when the ``needs`` are there; messages are meant by the numbers of their slices.
+class TakeStep(SliceOrder):
+    """Step the slice when the ``needs`` and the messages are there, which are meant by the numbers of their slices.
 
     ``factor``: of an optimiser that clips, by which the direction is multiplied that was kept when it was measured.
     ``optimizer``: a new one of the slot, with the same state; empty if it is as before.
     """
 
-    run: int
-    number: int
     plan: StepPlan
     needs: list[Key]
     factor: float | None = None
     optimizer: bytes = b""
 
 
-class MeasureStep(NodeMessage):
+class MeasureStep(SliceOrder):
     """Tell the squared norm of each part of what a step goes by, which is kept for the step."""
 
-    run: int
-    number: int
     plan: StepPlan
     needs: list[Key]
 
 
-class Measure(NodeMessage):
+class Measure(SliceOrder):
     """Tell the squared norm of a weighted sum of messages."""
 
-    run: int
-    number: int
     terms: list[tuple[int, float]]
 
 
-class Show(NodeMessage):
+class Show(SliceOrder):
     """Offer the slice of the state of a slot's optimiser before the step from a version, until the next step."""
 
-    run: int
-    number: int
     slot: str
     version: int
+
+
+class Release(SliceOrder):
+    """Hold the slice no more: stop, and forget what belongs to it."""
 
 
 class End(NodeMessage):
@@ -234,7 +242,7 @@ class Leave(NodeMessage):
 
 
 ToDriver = Hello | Told | WorkerEnded | Done | NodeBroken
-ToHolder = Hold | Collect | CollectAlso | TakeStep | MeasureStep | Measure | Show
+ToHolder = Hold | Collect | CollectAlso | TakeStep | MeasureStep | Measure | Show | Release
 ToNode = Brief | Spawn | Kill | Locate | Give | Drop | ToHolder | End | Leave
 M = TypeVar("M", ToDriver, ToNode)  # what this side tells
 _pack = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers

@@ -1,4 +1,4 @@
-"""A node's slice: sums, models and optimisers' states at its coordinates, and steps there."""
+"""A slice at a node: sums, models and optimisers' states at its coordinates, and steps there."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Settings(NamedTuple):
 
 
 class Holder:
-    """The slice of one node, from the coordinate ``first`` to ``last``.
+    """A slice at a node, from the coordinate ``first`` to ``last``.
 
     ``model`` returns a version where the node's workers read it, of which the slice is there.
     """
@@ -70,6 +70,11 @@ class Holder:
         """The coordinates in the whole vector."""
         return slice(self.first, self.last)
 
+    def clear(self) -> None:
+        """Forget everything."""
+        for known in (self._sums, self._own, self._unused, self._settings, self._fresh):
+            known.clear()
+
     # ------------------------------------------------------------------------------------------- sums
 
     def room(self, number: int) -> Vector:
@@ -83,6 +88,10 @@ class Holder:
         """Keep a slice of a message; return why it must not be used, "" if it may."""
         self._sums[number] = vector
         return "" if np.isfinite(vector).all() else "not finite"
+
+    def has(self, number: int) -> bool:
+        """Return whether a slice of a message is there."""
+        return number in self._sums
 
     def drop(self, number: int) -> None:
         """Forget a slice of a message."""

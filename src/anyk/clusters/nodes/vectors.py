@@ -40,6 +40,7 @@ class _Vector:
     def __init__(self, parts: Sequence[OfferedPart]) -> None:
         self.parts = list(parts)
         self.missing = set(range(len(parts)))
+        self.written: set[int] = set()  # first bytes of parts that steps of this node have written
         self.reads: dict[int, int] = {}  # the part that a read brings
         self.again: dict[int, float] = {}  # time at which a read of a part that failed is begun again
         self.memory: Array | None = None
@@ -49,7 +50,7 @@ class NodeVectors:
     """Reads vectors into memory in which workers find them.
 
     ``read`` begins to read what is offered at an address and returns the number of the read; ``stop`` returns when
-    nothing more is written. ``address``: the node's own, whose slices of models are there.
+    nothing more is written. ``address``: the node's own; parts of models there are written by its steps.
     """
 
     def __init__(
@@ -65,12 +66,32 @@ class NodeVectors:
         self._keys: dict[int, Key] = {}  # of the vectors that reads are of
 
     def locate(self, key: Key, parts: Sequence[OfferedPart]) -> None:
-        """Note where a vector is read."""
+        """Note where a vector is read, perhaps from now on elsewhere."""
         vector = self._vectors.setdefault(key, _Vector(()))
         if not vector.parts:
             vector.parts = list(parts)
-            written_here = self._address if isinstance(key[0], str) else ""  # the node's slice of a model
-            vector.missing = {number for number, part in enumerate(parts) if part.address != written_here}
+            vector.missing = {number for number, part in enumerate(parts) if part.first not in vector.written}
+            return
+        for number in [number for number in vector.missing if vector.parts[number] != parts[number]]:
+            self._stop_part(vector, number)
+            vector.again.pop(number, None)
+        vector.parts = list(parts)
+
+    def wrote(self, key: Key, first: int) -> None:
+        """Note that a step has written the part of a model that begins with the byte ``first``."""
+        vector = self._vectors[key]
+        vector.written.add(first)
+        for number in [number for number in vector.missing if vector.parts[number].first == first]:
+            self._stop_part(vector, number)
+            vector.missing.discard(number)
+
+    def _stop_part(self, vector: _Vector, number: int) -> None:
+        for read in [read for read, brings in vector.reads.items() if brings == number]:
+            del vector.reads[read], self._keys[read]
+            self._stop(read)
+
+    def _is_written_here(self, key: Key, part: OfferedPart) -> bool:
+        return isinstance(key[0], str) and part.address == self._address
 
     def known(self, key: Key) -> bool:
         """Return whether a vector has not been dropped."""
@@ -89,8 +110,8 @@ class NodeVectors:
             if vector is None:
                 continue
             for number in vector.missing - set(vector.reads.values()):
-                if now >= vector.again.get(number, now):
-                    part = vector.parts[number]
+                part = vector.parts[number]
+                if now >= vector.again.get(number, now) and not self._is_written_here(key, part):
                     memory = bytes_of(self.room(key))[part.first : part.first + part.offered.size]
                     read = self._read(memory, part.offered, part.address)
                     vector.reads[read] = number

@@ -9,6 +9,7 @@ from typing import Any
 from anyk.base.arrays import Vector, Vectors
 from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster, Order
+from anyk.clusters.steps import Place
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Tell, abilities_of, partition_abilities
 from anyk.problems.many import problem_of
@@ -404,16 +405,23 @@ class Driver:
             if self.before_step is not None:
                 self.before_step(StepBegun(full, version + 1, self._now, self._cancelled_now()))
             w, bits = self._updates.result(command) or (None, 0)
+        store = self.cluster.store
+        givers = {message: store.givers(message) for message in full.messages} if self.cluster.in_slices else {}
         self.versions.publish(slot, w)
         self._faults.stepped()
         used = self.ledger.use(full, version)
         self.cluster.step_done()
         self.time = self._now = self.cluster.now()
         if self.log is not None or self._on_step is not None:
-            self._record(full, version + 1, used, bits)
+            self._record(full, version + 1, used, bits=bits, givers=givers)
 
-    def _record(self, command: Combine | Mix, version: int, used: Usage, bits: int) -> None:
-        """Log a new version, and pass it on to whoever follows the steps; ``bits``: its digest."""
+    def _record(
+        self, command: Combine | Mix, version: int, used: Usage, *, bits: int, givers: dict[Place, list[int]]
+    ) -> None:
+        """Log a new version, and pass it on to whoever follows the steps.
+
+        ``bits``: its digest. ``givers``: the workers whose replicas gave each slice of a message.
+        """
         residual, gain, scale = 0.0, 1.0, 1.0
         if isinstance(command, Combine):
             residual, gain, scale = command.residual or 0.0, command.gain, command.scale
@@ -431,6 +439,7 @@ class Driver:
         )
         if self.log is not None:
             self.log.update(update)
+            self.log.slices(command.slot, version, givers)
         if self._on_step is not None and command.slot not in self.layout.auxiliary:
             self._on_step(StepRecord(update, command, used.by))
 

@@ -116,6 +116,11 @@ class LogWriter(RunLog):
         """Write the values that a version carries, if they are not those of the version before."""
         self._rows["carried"].append((slot, version, json.dumps(values), self.seq))
 
+    def slices(self, slot: str, version: int, givers: dict[tuple[int, int], list[int]]) -> None:
+        """Write which workers' replicas gave each slice of the messages of a version, by task and chunk."""
+        for (task, chunk), workers in givers.items():
+            self._rows["slices"].append((slot, version, task, chunk, json.dumps(workers), self.seq))
+
     def evaluation(self, row: Evaluation) -> None:
         """Write loss and metric of a version."""
         self._rows["evaluations"].append(row)
@@ -185,7 +190,7 @@ class LogWriter(RunLog):
     def truncate(self, seq: int, seal: str = "") -> None:
         """Remove all rows after event ``seq``, when the log had ``seal``, as the run is resumed from there."""
         with self._transaction():
-            for name in ("events", "chunks", "updates", "notes", "summary", "checkpoints", "carried", "reuses"):
+            for name in sorted(TABLES.keys() - {"works", "partitions", "evaluations"}):
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             if not seq:  # the run starts again
                 self._db.execute("DELETE FROM partitions")
