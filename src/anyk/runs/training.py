@@ -134,7 +134,7 @@ def _start(prepared: Preparation, folder: Path | None, *, progress: bool) -> Run
     config = prepared.config
     if folder is not None:
         digests = digests_of(prepared.problem, prepared.cluster, config)
-        new_folder(folder, known=NAME)
+        new_folder(folder, settings=NAME)
     with locked(folder), showing(progress, prepared.callbacks) as callbacks:
         with empty_if_it_fails(folder):
             if folder is not None:

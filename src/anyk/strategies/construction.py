@@ -168,7 +168,7 @@ def strategy(
 
         return build_or_suggest(build, Spec(spec), given.most)
     built = rounds(spec) if isinstance(spec, codes.Code) else spec
-    if not all(hasattr(built, part) for part in ("layout", "start", "on", "spec")):
+    if not all(hasattr(built, name) for name in ("layout", "start", "on", "spec")):
         raise BadInput(f"strategy must be a spec such as 'frc:load=3', a strategy or a code, got {spec!r}")
     if workers is None:
         return built
@@ -223,10 +223,10 @@ def _of_entry(spec: Spec, workers: int) -> Strategy:
     _refuse_range(spec, codes.registry.entries[name], workers)
     if "" in keys:
         raise BadInput(f"'{keys['']}' in '{spec}' should be key=value, as in name:key=value,key=value")
-    own: dict[str, Any] = {
+    of_rounds: dict[str, Any] = {
         key: specs.read(keys.pop(key), kind, f"{key} in '{spec}'") for key, kind in _KEYS.items() if key in keys
     }
-    return rounds(codes.registry.build_parsed(spec, name, keys, workers=workers), **own)
+    return rounds(codes.registry.build_parsed(spec, name, keys, workers=workers), **of_rounds)
 
 
 def _refuse_range(spec: Spec, entry: Entry[Any], workers: int) -> None:

@@ -143,7 +143,15 @@ def logged_receipt(
     works = queries.works(log)
     slices = {(task, chunk): tuple(json.loads(text)) for task, chunk, text in log.rows(_SLICES, (slot, version))}
     used = [
-        _Message(worker, task, chunk, weight, staleness, works[work], slices.get((task, chunk), ()))
+        _Message(
+            worker=worker,
+            task=task,
+            chunk=chunk,
+            weight=weight,
+            staleness=staleness,
+            work=works[work],
+            slices=slices.get((task, chunk), ()),
+        )
         for worker, task, chunk, weight, staleness, work in log.rows(_USED, (slot, version))
     ]
     cancelled = log.rows(_CANCELLED, (before, max(update.time, before), version))
