@@ -141,10 +141,10 @@ def processes_below(pid: int) -> list[int]:
         with contextlib.suppress(OSError, IndexError, ValueError):
             fields = Path(f"/proc/{entry.name}/stat").read_bytes().rpartition(b")")[2].split()
             parents[int(entry.name)] = int(fields[1])
-    found = [pid]
-    for parent in found:  # the list grows during the loop
-        found += [child for child, above in parents.items() if above == parent]
-    return found
+    processes = [pid]
+    for parent in processes:  # the list grows during the loop
+        processes += [child for child, above in parents.items() if above == parent]
+    return processes
 
 
 def _send(pid: int, number: signal.Signals) -> None:
