@@ -20,7 +20,7 @@ from anyk.clusters.remote import networked, remote
 from anyk.runs import saving
 from anyk.runs.engine import ledger, versions
 from anyk.runs.folder import checkpoints
-from anyk.runs.log import runlog
+from anyk.runs.log import log_writer
 
 
 class Edit(NamedTuple):
@@ -423,8 +423,8 @@ IN_FOLDERS = (
         "creating the log durably",
         (
             Edit(
-                runlog,
-                runlog.RunLog,
+                log_writer,
+                log_writer.LogWriter,
                 "_create",
                 'db.execute("BEGIN")',
                 'db.execute("PRAGMA synchronous=NORMAL"); db.execute("BEGIN")',

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.base import BadInput, ByName, Spec, values_of
+from anyk.cli.arguments import new_folder, resume_arguments, training_arguments
 from anyk.cli.fields import FLEET, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
@@ -19,14 +20,11 @@ from anyk.cli.options import (
     config_option,
     curve_option,
     json_option,
-    new_folder,
     picture_option,
     plugin_option,
     problem_option,
     read_spec,
-    resume_arguments,
     table_option,
-    training_arguments,
     trust_option,
 )
 from anyk.cli.output import json_to_output, say, warn, write_json

@@ -192,9 +192,9 @@ def test_a_further_source_is_told_to_those_who_lack_a_slice() -> None:
     assert all(isinstance(order, Collect) for _, order in cluster.told)
     cluster.told.clear()
     holders.on_done(2, Done(1, message.number, 1))
-    hello = SimpleNamespace(address="node2:1")
-    node = SimpleNamespace(rank=2, hello=hello)
-    announced: Any = SimpleNamespace(node=node, worker=5, offered=OFFERED._replace(key=b"other"), free=lambda: None)
+    announced: Any = SimpleNamespace(
+        rank=2, address="node2:1", worker=5, offered=OFFERED._replace(key=b"other"), free=lambda: None
+    )
     holders.also(message.number, message, announced)
     assert [(rank, order.slice) for rank, order in cluster.told] == [(0, 0), (1, 0), (1, 1), (2, 2), (0, 2)]
     assert all(isinstance(order, CollectAlso) and order.address == "node2:1" for _, order in cluster.told)

@@ -25,6 +25,7 @@ from anyk.clusters.nodes.session import (
     Hold,
     Measure,
     OfferedPart,
+    Release,
     Show,
     TakeStep,
 )
@@ -123,6 +124,7 @@ class Node:
 
     def hold(self, made: Optimizer, states: Any = None) -> None:
         self.holding.obey(Hold(1, 90, 3, "model", pickle.dumps(made), states, None))
+        self.holding.look()
 
 
 def collect(node: Node, number: int, content: Vector) -> None:
@@ -238,12 +240,58 @@ def test_given_states_and_factors_are_read_before_a_step() -> None:
     node.arrive(1, momentum)
     assert not node.told
     node.arrive(2, factors)
+    node.holding.look()
     assert node.told == [Done(1, 90, 3)]
     collect(node, 1, np.ones(LAST - FIRST))
     ask_step(node, [1])
     w = node.vectors.models["model", 0][FIRST:LAST]
     expected = made.step(w, 0.5 + 0.25 * w, {name: momentum.copy()}, 0)
     np.testing.assert_array_equal(node.vectors.models["model", 1][FIRST:LAST], expected)
+
+
+def test_one_that_is_handed_a_slice_reads_and_offers_the_models_in_use() -> None:
+    node, made = Node(), optimizer("gd", lr=1.0)
+    models = [("model", 0), ("model", 1)]
+    node.vectors.models[models[1]] = np.arange(float(SIZE))
+    node.vectors.missing.add(models[0])
+    node.holding.obey(Hold(1, 90, 3, "model", pickle.dumps(made), [], None, needs=models, offers=models[1:]))
+    node.holding.look()
+    assert not node.told and node.vectors.fetched == models[:1] and node.holding.needs(models[0])
+    node.vectors.missing.clear()
+    node.holding.look()
+    ((_, _, offered),) = node.told[0].offered
+    assert bytes(node.offered[offered.key]) == np.arange(float(FIRST), float(LAST)).tobytes()
+    assert not node.holding.needs(models[0])
+
+
+def test_a_step_waits_for_its_messages_and_its_turn() -> None:
+    node = Node()
+    node.hold(optimizer("gd", lr=1.0))
+    ask_step(node, [1])
+    node.holding.obey(Show(1, 60, 3, "model", 1))
+    node.holding.look()
+    assert [done.number for done in node.told] == [90]
+    collect(node, 1, np.ones(LAST - FIRST))
+    node.holding.look()
+    assert [done.number for done in node.told] == [90, 1, 50, 60]
+
+
+def test_what_is_released_is_forgotten_and_can_be_handed_over_again() -> None:
+    node = Node()
+    node.hold(optimizer("gd", lr=1.0))
+    collect(node, 1, np.ones(LAST - FIRST))
+    ask_step(node, [1])
+    node.holding.obey(Collect(1, 2, 3, 8 * FIRST, REMOTE, "there:1"))
+    node.holding.obey(Measure(1, 70, 3, [(2, 1.0)]))
+    node.holding.obey(Release(1, 0, 3))
+    assert not node.offered and node.stopped == [2], "neither its offers nor its reads go on"
+    told = len(node.told)
+    node.holding.look()
+    assert len(node.told) == told, "nor its orders"
+    node.hold(optimizer("gd", lr=1.0), [])
+    collect(node, 3, np.ones(LAST - FIRST))
+    ask_step(node, [3], version=1)
+    assert node.told[-1].number == 50 and not node.told[-1].failure
 
 
 def test_layouts_that_slices_cannot_have_are_named() -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -67,6 +67,7 @@ from anyk.protocol import Dispatch, Layout
 if TYPE_CHECKING:
     from anyk.clusters.nodes.carrier import DriverCarrier, News
 
+Copies = Annotated[int, msgspec.Meta(ge=1, le=2)]
 _BUFFERS, _BOX = 4, 1 << 16  # reply buffers, and bytes of the mail box, of a worker
 _TURN = 0.25  # seconds between two looks while the driver waits for nodes
 _BEHIND = 64  # messages that a node may not have acknowledged while it is still told what to drop
@@ -328,7 +329,7 @@ class Nodes(Networked[NodeHandle]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
         slices: Literal["", "nodes"] = "",
-        copies: Literal[1, 2] = 1,
+        copies: Copies = 1,
         address: str = "",
         port: AtLeastZero = 0,
         spoiled: str = "",

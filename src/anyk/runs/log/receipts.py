@@ -143,7 +143,15 @@ def logged_receipt(
     works = queries.works(log)
     slices = {(task, chunk): tuple(json.loads(text)) for task, chunk, text in log.rows(_SLICES, (slot, version))}
     used = [
-        _Message(worker, task, chunk, weight, staleness, works[work], slices.get((task, chunk), ()))
+        _Message(
+            worker=worker,
+            task=task,
+            chunk=chunk,
+            weight=weight,
+            staleness=staleness,
+            work=works[work],
+            slices=slices.get((task, chunk), ()),
+        )
         for worker, task, chunk, weight, staleness, work in log.rows(_USED, (slot, version))
     ]
     cancelled = log.rows(_CANCELLED, (before, max(update.time, before), version))
@@ -211,7 +219,7 @@ def receipt_of_step(driver: Driver, begun: StepBegun) -> Receipt:
     used.sort(key=lambda message: message[:3])  # as in the log
     batches = [(task, tasks[task]) for task in begun.cancelled if task in tasks]
     cut_off = [chunk for task, batch in batches for chunk in _late(task, batch, begun.time, OPEN)]
-    answered = {batch.workers[task - batch.first] for task, batch in batches if batch.places(task, ARRIVED)}
+    answered = {batch.workers[task - batch.first] for task, batch in batches if batch.cells(task, ARRIVED)}
     residual, gain = (combine.residual or 0.0, combine.gain) if isinstance(combine, Combine) else (0.0, 1.0)
     carried = driver.versions.carried
     values = {} if carried is None else carried.shown(combine.slot)
@@ -261,12 +269,12 @@ def _late(task: int, batch: Batch, until: float, status: int) -> list[CutOff]:
         CutOff(
             worker=worker,
             task=task,
-            seconds=until - batch.at,
+            seconds=until - batch.dispatched,
             known=False,
-            done=batch.done.get(index),
-            partitions=len(batch.chunk(index).partitions),
+            done=batch.done.get(cell),
+            partitions=len(batch.chunk(cell).partitions),
         )
-        for index in batch.places(task, status)
+        for cell in batch.cells(task, status)
     ]
 
 
