@@ -74,6 +74,7 @@ INPUTS, ROWS, BLOCKS = 50, 32, 10  # of the module: inputs, rows of data a rank,
 RATE, WARM_UP = 2e-3, 2
 SPEED = "1gbit"
 RAY_PORT = 6379
+RAY_SETTINGS = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32, "RAY_worker_niceness": "0"}
 COLUMNS = {"star": "", "slices": "nodes"}  # values of the cluster's option ``slices``
 
 
@@ -614,7 +615,8 @@ def start_ray(machines: Machines) -> None:
     """Start a Ray cluster in which every machine has room for one worker; it ends with the machines."""
     command = [str(Path(sys.executable).with_name("ray")), "start", "--num-cpus=1", "--disable-usage-stats"]
     command += ["--object-store-memory=600000000"]
-    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAY_worker_niceness": "0"}
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    os.environ.update(RAY_SETTINGS)  # which the ranks inherit
     head = f"{machines.address(0)}:{RAY_PORT}"
     for machine in range(machines.count):
         joining = [f"--address={head}"] if machine else ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
