@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -72,6 +73,7 @@ _BUFFERS, _BOX = 4, 1 << 16  # reply buffers, and bytes of the mail box, of a wo
 _TURN = 0.25  # seconds between two looks while the driver waits for nodes
 _BEHIND = 64  # messages that a node may not have acknowledged while it is still told what to drop
 _FAREWELL = 5.0  # seconds that nodes may take to end
+_MOST_ENDS, _WITHIN = 20, 600.0  # ends of the agent on this machine with which a run ends, within so many seconds
 _LOOK = 2.0  # seconds between two looks whether the store still has the driver's entry
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from anyk.clusters.nodes import agent; agent.main()"
 
@@ -92,7 +94,7 @@ class Hub:
         self._place = place
         self._own: SiteEntry | None = None  # the node of this machine
         self.said = Said()
-        self._children = 0
+        self._ended: deque[float] = deque(maxlen=_MOST_ENDS)  # when agents of this machine have ended
         self._child: subprocess.Popen[bytes] | None = None
         self.carrier: DriverCarrier = DriverCarrier(place.host, port, self._find_node)
         self.site = site
@@ -221,9 +223,11 @@ class Hub:
         assert self._own is not None
         self._close_child()
         life = self._own.life.encode()
-        self._children += 1
-        if self._children >= 20:
-            raise RunFailed("the agent of rank 0's machine has ended 20 times; see its messages above")
+        self._ended.append(time.monotonic())
+        if len(self._ended) == _MOST_ENDS and self._ended[-1] - self._ended[0] < _WITHIN:
+            raise RunFailed(
+                f"the agent of rank 0's machine has ended {_MOST_ENDS} times within {_WITHIN:.0f} s; see its messages above"
+            )
         self._start_child()
         self._lose(life, f"its agent has ended (status {status})")
 
