@@ -226,7 +226,8 @@ class Hub:
         self._ended.append(time.monotonic())
         if len(self._ended) == _MOST_ENDS and self._ended[-1] - self._ended[0] < _WITHIN:
             raise RunFailed(
-                f"the agent of rank 0's machine has ended {_MOST_ENDS} times within {_WITHIN:.0f} s; see its messages above"
+                f"the agent of rank 0's machine has ended {_MOST_ENDS} times within {_WITHIN:.0f} s; see its messages "
+                "above"
             )
         self._start_child()
         self._lose(life, f"its agent has ended (status {status})")
