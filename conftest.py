@@ -13,6 +13,8 @@ import hypothesis
 import psutil
 import pytest
 
+import quick_metrics
+
 # the same examples in every run, so that a failure is the change's and not luck's; HYPOTHESIS_PROFILE=explore draws
 # new ones each time, and prints how to repeat a failure
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
@@ -49,6 +51,10 @@ def _all_slow(path: Path) -> bool:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Spare the imports of files whose tests are all slow when slow tests are deselected."""
     return True if config.getoption("markexpr") == "not slow" and _all_slow(collection_path) else None
+
+
+def pytest_runtest_setup() -> None:
+    quick_metrics.install()
 
 
 def _children() -> set[int]:
