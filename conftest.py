@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import subprocess
+import sys
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -14,6 +16,7 @@ import psutil
 import pytest
 
 import quick_metrics
+from forked_helpers import Parent, Starting
 
 # the same examples in every run, so that a failure is the change's and not luck's; HYPOTHESIS_PROFILE=explore draws
 # new ones each time, and prints how to repeat a failure
@@ -53,8 +56,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("markexpr") == "not slow" and _all_slow(collection_path) else None
 
 
-def pytest_runtest_setup() -> None:
+PARENTS: dict[str, Parent] = {}  # of helper programs that have imported torch, and of others
+STARTERS = ("anyk.clusters.processes.processes", "anyk.clusters.processes.aside")
+
+
+def _parent(library: str) -> Parent:
+    if library not in PARENTS:
+        PARENTS[library] = Parent(*filter(None, [library]))
+    return PARENTS[library]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
     quick_metrics.install()
+    if sys.platform != "linux":
+        return
+    file = item.path.relative_to(item.config.rootpath)
+    itself = file.is_relative_to("tests/clusters/processes")  # the tests of how they are started
+    library = "torch" if hasattr(getattr(item, "module", None), "torch") else ""
+    for name in STARTERS:
+        if name in sys.modules:
+            sys.modules[name].subprocess = subprocess if itself else Starting(lambda: _parent(library))  # type: ignore[attr-defined]
+
+
+def pytest_sessionfinish() -> None:
+    while PARENTS:
+        PARENTS.popitem()[1].close()
 
 
 def _children() -> set[int]:
@@ -65,7 +91,7 @@ def _children() -> set[int]:
     while new:
         new = {child for pid in new if not _name_of(pid).startswith(DRIVER) for child in _children_of(pid)} - below
         below |= new
-    return below
+    return below - {parent.pid for parent in PARENTS.values()}
 
 
 def _name_of(pid: int) -> str:
