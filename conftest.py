@@ -56,6 +56,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("markexpr") == "not slow" and _all_slow(collection_path) else None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that may take longest, so that at the end no process works alone."""
+    items.sort(key=lambda item: -max([300, *(mark.args[0] for mark in item.iter_markers("timeout") if mark.args)]))
+
+
 PARENTS: dict[str, Parent] = {}  # of helper programs that have imported torch, and of others
 STARTERS = ("anyk.clusters.processes.processes", "anyk.clusters.processes.aside")
 
