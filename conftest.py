@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import psutil
@@ -41,7 +43,8 @@ DRIVER = "node"
 # of which a program has one until it ends, from when it first shares memory or semaphores by multiprocessing
 resource_tracker.ensure_running()
 
-DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[1] / "shared" / "data"))
+ROOT = Path(__file__).parent
+DATA = Path(os.environ.get("ANYK_DATA", ROOT.parent / "shared" / "data"))
 
 
 def _all_slow(path: Path) -> bool:
@@ -62,7 +65,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 PARENTS: dict[str, Parent] = {}  # of helper programs that have imported torch, and of others
+ENVIRONMENT = "anyk.runs.folder.environment"
 STARTERS = ("anyk.clusters.processes.processes", "anyk.clusters.processes.aside")
+
+
+def _remember_environment(module: ModuleType) -> None:
+    """Ask git for the commit of this repository once, and packages for their versions, not at the start of each run."""
+    commit, remembered = module._commit, functools.cache(module._commit)
+    module._commit = lambda folder: (remembered if folder.is_relative_to(ROOT) else commit)(folder)
+    module.version = functools.cache(module.version)
 
 
 def _parent(library: str) -> Parent:
@@ -73,6 +84,8 @@ def _parent(library: str) -> Parent:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     quick_metrics.install()
+    if ENVIRONMENT in sys.modules and not hasattr(sys.modules[ENVIRONMENT].version, "cache_info"):
+        _remember_environment(sys.modules[ENVIRONMENT])
     if sys.platform != "linux":
         return
     file = item.path.relative_to(item.config.rootpath)
