@@ -78,7 +78,7 @@ def _remember_environment(module: ModuleType) -> None:
 
 def _parent(library: str) -> Parent:
     if library not in PARENTS:
-        PARENTS[library] = Parent(*filter(None, [library]))
+        PARENTS[library] = Parent(library, of=_parent("") if library else None)
     return PARENTS[library]
 
 
@@ -138,7 +138,7 @@ def _descriptors() -> int:
     for entry in folder.iterdir():
         with contextlib.suppress(OSError):  # the listing's own is gone already
             count += not os.readlink(entry).endswith(".ttf")
-    return count
+    return count - sum(parent.descriptors for parent in PARENTS.values())
 
 
 def _shared_memory() -> set[str]:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 HELPERS = ("anyk.clusters.processes.forkserver", "anyk.clusters.processes.aside")
@@ -40,20 +41,30 @@ HIGHEST = 500  # descriptors above have no room above them while they are put in
 class Parent:
     """The process that helper programs are forked from."""
 
-    def __init__(self, *more: str) -> None:
+    def __init__(self, library: str = "", of: Parent | None = None) -> None:
+        """Start one, or have it forked from another, that imports a library besides."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._link, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
         single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        own, environment = theirs.fileno(), os.environ | single
+        packages = [library] if of else [*HELPERS, *TESTS]
+        self._process: subprocess.Popen[bytes] | Forked
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *HELPERS, *more, *TESTS],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | single,
-                start_new_session=True,
-            )
+            if of:
+                code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import forked_helpers; "
+                code += f"forked_helpers.serve({own}, {packages})"
+                self._process = Forked(of, [sys.executable, "-c", code], pass_fds=[own], env=environment)
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, __file__, str(own), *packages],
+                    pass_fds=[own],
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                )
         self.pid = self._process.pid
+        self.descriptors = 2 if of else 1  # that it keeps open here: the link, and the process that was forked
         assert self._link.recv(1), "the process that helper programs are forked from did not start"
 
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
@@ -161,15 +172,19 @@ def become(request: dict[str, Any], fds: Sequence[int]) -> None:
     exec(compile(request["code"], "<string>", "exec"), main.__dict__)
 
 
-if __name__ == "__main__":
-    own, *packages = sys.argv[1:]
+def serve(own: int, packages: Sequence[str]) -> None:
+    """Import packages, and fork whatever is asked for; in each of these processes return when it has ended."""
     for package in packages:
         importlib.import_module(package)
     gc.collect()
     gc.freeze()  # a collection in a process would copy every page that it visits
-    control = socket.socket(fileno=int(own))
+    control = socket.socket(fileno=own)
     control.send(b"!")
     asked = next_program(control)
     if asked is not None:
         control.detach()
         become(*asked)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), sys.argv[2:])

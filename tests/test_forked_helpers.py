@@ -27,11 +27,15 @@ os.write(own, repr(seen).encode())
 """
 
 
-@pytest.fixture(scope="module")
-def forking() -> Iterator[Starting]:
-    parent = Parent()
-    yield Starting(lambda: parent)
-    parent.close()
+@pytest.fixture(scope="module", params=["", "array"])
+def forking(request: pytest.FixtureRequest) -> Iterator[Starting]:
+    """From a process that was started, and from one that was forked from it and has imported another library."""
+    parents = [Parent()]
+    if request.param:
+        parents.append(Parent(request.param, of=parents[0]))
+    yield Starting(lambda: parents[-1])
+    for parent in reversed(parents):
+        parent.close()
 
 
 def run(how: Any, code: str) -> tuple[bytes, int]:
