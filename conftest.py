@@ -88,8 +88,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _remember_environment(sys.modules[ENVIRONMENT])
     if sys.platform != "linux":
         return
-    file = item.path.relative_to(item.config.rootpath)
-    itself = file.is_relative_to("tests/clusters/processes")  # the tests of how they are started
+    itself = item.path.is_relative_to(ROOT / "tests/clusters/processes")  # the tests of how they are started
     library = "torch" if hasattr(getattr(item, "module", None), "torch") else ""
     for name in STARTERS:
         if name in sys.modules:
