@@ -277,10 +277,10 @@ class Ray(Networked[_ActorHandle]):
     def start_workers(self) -> tuple[int, ...]:
         present = super().start_workers()
         if self._holders is not None:
-            machines = [machine_of(self.handles[worker].actor) for worker in present]
-            dtype = self.store.messages.dtype
-            self._holders.start(list(dict.fromkeys(filter(None, machines))), dtype, self._runtime_env)
-            self._start = time.monotonic()
+            found = [machine_of(self.handles[worker].actor) for worker in present]
+            machines = list(dict.fromkeys(filter(None, found))) or list(self._machines(ray_module()).values())
+            self._holders.start(machines, self.store.messages.dtype, self._runtime_env)
+            self._start = time.monotonic()  # holders take seconds to start
         return present
 
     def ship(self, partitions: Partitions) -> None:
