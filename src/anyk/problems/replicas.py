@@ -232,16 +232,41 @@ def _parts(vector: Vector) -> Iterator[Vector]:
         yield vector[first : first + _PART]
 
 
-def mark(gradient: Vector) -> int | None:
-    """Return a number that represents a gradient: a signed sum and the norm, as two float32; None if not finite."""
-    signed = squares = 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for piece in _parts(gradient):
-            wide = piece.astype(float, copy=False)
-            signed += float(wide[::2].sum() - wide[1::2].sum())
-            squares += float(wide @ wide)
-        pair = np.array([signed, np.sqrt(squares)], dtype=np.float32)
-    return int(pair.view(np.int64)[0]) if np.isfinite(pair).all() else None
+class Mark:
+    """A number that represents a gradient: a signed sum and the norm, as two float32; made of its pieces."""
+
+    def __init__(self) -> None:
+        self._signed = self._squares = 0.0
+
+    @classmethod
+    def of(cls, gradient: Vector) -> Mark:
+        """Return the mark of a gradient.
+
+        >>> whole, g = Mark(), np.arange(5.0)
+        >>> whole.add(3, g[3:])
+        >>> whole.add(0, g[:3])
+        >>> whole.number == Mark.of(g).number
+        True
+        """
+        whole = cls()
+        whole.add(0, gradient)
+        return whole
+
+    def add(self, first: int, piece: Vector) -> None:
+        """Take in the gradient's numbers from the coordinate ``first`` on."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for part in _parts(piece):
+                wide = part.astype(float, copy=False)
+                signed = float(wide[::2].sum() - wide[1::2].sum())
+                self._signed += -signed if first % 2 else signed
+                self._squares += float(wide @ wide)
+
+    @property
+    def number(self) -> int | None:
+        """The number; None if the gradient is not finite."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            pair = np.array([self._signed, np.sqrt(self._squares)], dtype=np.float32)
+        return int(pair.view(np.int64)[0]) if np.isfinite(pair).all() else None
 
 
 def marks_apart(one: int, other: int) -> float:
