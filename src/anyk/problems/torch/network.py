@@ -125,8 +125,8 @@ class Network:
         loss: Callable[[], torch.Tensor],
         parameters: Sequence[torch.nn.Parameter],
         take: Callable[[int, torch.Tensor], None],
-    ) -> None:
-        """Pass on the gradient of each parameter that a loss uses, with the parameter's number.
+    ) -> torch.Tensor:
+        """Return a loss, and pass on the gradient of each parameter that it uses, with the parameter's number.
 
         Of a large module, each is passed on as soon as it is there, so that they do not exist at the same time.
         """
@@ -140,10 +140,11 @@ class Network:
                 take(number, gradient)
 
         if self.backward or sum(parameter.numel() for parameter in parameters) < LARGE:
-            for number, gradient in enumerate(self.gradients(loss, parameters)[1]):
+            value, gradients = self.gradients(loss, parameters)
+            for number, gradient in enumerate(gradients):
                 if gradient is not None:
                     take(number, gradient)
-            return
+            return value
         value = loss()
         before = [parameter.grad for parameter in parameters]
         hooks = [
@@ -162,8 +163,7 @@ class Network:
             for hook, parameter, grad in zip(hooks, parameters, before, strict=True):
                 hook.remove()
                 parameter.grad = grad
-        if self.backward:
-            self.each_gradient(loss, parameters, take)
+        return self.each_gradient(loss, parameters, take) if self.backward else value
 
     def keep_modes(self) -> None:
         """Let the parts that are in evaluation mode now stay in it, if the module itself is in training mode."""
