@@ -48,7 +48,7 @@ from anyk.problems.network_problem import (
     metric_number,
     with_weights,
 )
-from anyk.problems.replicas import adds_up, model_like, not_a_sum, nudge_signs, trial_groups, trial_rows
+from anyk.problems.replicas import Sketch, adds_up, model_like, not_a_sum, nudge_signs, trial_groups, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.values import Leaves, Values
 from anyk.problems.watch import DATA, CodeWatch, Computing, compare_copies, other_numbers
@@ -327,12 +327,12 @@ class JaxProblem(NetworkProblem):
         def variables(*, arrays: bool = True) -> Variables:
             return self._model_variables(arrays=arrays) | variables_of(roots, arrays=arrays)
 
-        def gradient(rows: int) -> Vector:
+        def sketch(rows: int) -> Floats:
             model = self._model_now()
             state = self._held.state if model.state is None else model.state
-            return self._gradient_of(model, self._held._replace(fixed=model.fixed, state=state), rows)
+            return self._sketch_of(model, self._held._replace(fixed=model.fixed, state=state), rows)
 
-        return CodeWatch(Computing(variables, gradient), self._rounding())
+        return CodeWatch(Computing(variables, sketch), self._rounding())
 
     def _rounding(self) -> float:
         return _ROUNDINGS * float(np.finfo(self.dtype).eps)
@@ -380,17 +380,17 @@ class JaxProblem(NetworkProblem):
                     f"now; {ANEW}"
                 )
 
-        def copied_gradient(rows: int) -> Vector:
-            return self._gradient_of(self._network.model, self._held, rows)
+        def copied_sketch(rows: int) -> Floats:
+            return self._sketch_of(self._network.model, self._held, rows)
 
-        def gradient(rows: int) -> Vector:
+        def sketch(rows: int) -> Floats:
             model = self._model_now()
             constants = self._held if model.state is None else self._held._replace(state=model.state)
-            return self._gradient_of(model, constants, rows)
+            return self._sketch_of(model, constants, rows)
 
         compare_copies(
-            Computing(lambda: self._made_variables, copied_gradient),
-            Computing(self._model_variables, gradient),
+            Computing(lambda: self._made_variables, copied_sketch),
+            Computing(self._model_variables, sketch),
             self._rounding(),
             "params",
         )
@@ -411,14 +411,14 @@ class JaxProblem(NetworkProblem):
             self._stepped, self._last = jax.jit(self._network.stepped), None
             self._loss_variables = now
 
-    def _gradient_of(self, model: Model, constants: Held, rows: int) -> Vector:
-        """Return the gradient of at most so many rows, for which the loss is traced anew."""
+    def _sketch_of(self, model: Model, constants: Held, rows: int) -> Floats:
+        """Return a sketch of the gradient of at most so many rows, for which the loss is traced anew."""
         import jax
 
         head, network = self._data.head, self._network.with_model(model)
         batch = head.batch(trial_rows(rows, head.tried))
         gradient = jax.jit(jax.grad(lambda w, *arguments: network.total(w, *arguments)))
-        return np.asarray(gradient(model_like(network.scales, self.dtype), constants, batch, SEED))
+        return Sketch.of(np.asarray(gradient(model_like(network.scales, self.dtype), constants, batch, SEED)))
 
     def with_values(self, leaves: Leaves) -> JaxProblem:
         """Return the problem with other values, with which it is evaluated."""

@@ -18,7 +18,7 @@ from anyk.problems.base import Ends, Index
 from anyk.problems.batches import Batches, Put
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
 from anyk.problems.generators import cuda_generators, preserved_generators, seeded_generators
-from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws, trial_rows
+from anyk.problems.replicas import ROWS, TOGETHER, Sketch, Trial, model_like, scales_of, seed_of_draws, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.hooks import without_hooks
 from anyk.problems.torch.module_checks import check_loss, check_samples
@@ -169,19 +169,22 @@ class TorchPartitions(Batches):
         roots = {"the loss": network.loss, "the module": network.module, "count": network.count}
         return variables_of({**roots, **self.data.code})
 
-    def tried_with(self, network: Network, most: int) -> Vector:
-        """Return the gradient of the first samples, or of more than these, as computed with another network."""
+    def tried_with(self, network: Network, most: int) -> Floats:
+        """Return a sketch of the gradient of the first samples, or of more, as computed with another network."""
         other = copy.copy(self)
         other._network = network
         return other._tried(most)
 
-    def _tried(self, most: int = ROWS) -> Vector:
+    def _tried(self, most: int = ROWS) -> Floats:
         head, (first, last) = self.data.head, self._bounds[0]
         rows = trial_rows(most, min(head.tried, self.sizes[0]))  # without opening a file
-        return self.gradient_sum(
+        found = Sketch()
+        self.put_sum(
             model_like(self._scales, self.dtype),
             PartitionSamples(data=head, partition=0, first=first, last=last, rows=rows, requested_rows=rows),
+            found.add,
         )
+        return found.sums
 
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the sum of the gradients of the chosen samples.
@@ -206,7 +209,7 @@ class TorchPartitions(Batches):
         import torch
 
         in_one_batch = self.most is None or chosen.size <= self.most
-        if self.dimension < LARGE or self._network.device != "cpu" or not in_one_batch:
+        if self.dimension < LARGE or self._network.move().type != "cpu" or not in_one_batch:
             super().put_sum(w, chosen, put)
             return
         parameters = self._set_parameters(w)

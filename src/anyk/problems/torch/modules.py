@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.base.arrays import DType, Vector, lacks_gradient
+from anyk.base.arrays import DType, Floats, Vector, lacks_gradient
 from anyk.base.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
 from anyk.problems.data.dataset import Dirichlet, build_split
@@ -497,7 +497,7 @@ class TorchProblem(NetworkProblem):
         return not np.array_equal(one, other)
 
     def _present(self, partitions: TorchPartitions) -> Computing:
-        """Return the variables and the gradient of the given module, loss and data set as they are now."""
+        """Return the variables of the given module, loss and data set, and a gradient's sketch, as they are now."""
         live = self._live()
         copies = self._network.module
         roots = {"the loss": self._given_loss, "count": live.count, DATA: self._data.arrays, **self._data.code}
@@ -508,11 +508,11 @@ class TorchProblem(NetworkProblem):
             objects = {**roots, "the module": self.module, f"{DATA}'s length": len(items)}
             return variables_of(objects, arrays=arrays) | modes_of(self.module)
 
-        def gradient(samples: int) -> Vector:
+        def sketch(samples: int) -> Floats:
             with as_initial(self.module, copies, self._made_modes):
                 return partitions.tried_with(live, samples)
 
-        return Computing(variables, gradient)
+        return Computing(variables, sketch)
 
     def _live(self) -> Network:
         """Return a network of the given module and loss."""
@@ -541,7 +541,7 @@ class TorchProblem(NetworkProblem):
         live, copies, partitions = self._live(), self._network.module, self.split(1)
         initial_modes = modes_of(self.module, self._made_modes)
 
-        def gradient(samples: int) -> Vector:
+        def sketch(samples: int) -> Floats:
             copied = copy.copy(self._network)
             copied.place = live.place
             on_its_device = next(copies.parameters()).device == live.place
@@ -551,10 +551,10 @@ class TorchProblem(NetworkProblem):
                 return partitions.tried_with(copied, samples)
 
         compare_copies(
-            Computing(lambda: variables_of({"the module": copies}) | initial_modes, gradient),
+            Computing(lambda: variables_of({"the module": copies}) | initial_modes, sketch),
             Computing(
                 lambda: variables_of({"the module": self.module}) | modes_of(self.module),
-                self._present(partitions).gradient,
+                self._present(partitions).sketch,
             ),
             self._rounding(),
             "the module",
