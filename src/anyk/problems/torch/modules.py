@@ -627,12 +627,12 @@ class TorchProblem(NetworkProblem):
         ).numpy()
 
     def _mean_loss(self, w: Vector) -> float:
-        return loss_sum(self._network_at(w), self._parts(self._data.evaluated)) / self.samples
+        return loss_sum(self._network_at(w, lasting=False), self._parts(self._data.evaluated)) / self.samples
 
     def metrics(self, w: Vector) -> dict[str, float]:
         if self._held_out is None:
             return {}
-        network = self._network_at(w)
+        network = self._network_at(w, lasting=False)
         with network.without_gradient():
             return compute_metrics(network, self._metrics, self._parts(self._held_out))
 
@@ -707,10 +707,11 @@ class TorchProblem(NetworkProblem):
         parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in data_sets]
         return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays), *self._weights())
 
-    def _network_at(self, w: Vector, *, all_items: bool = False) -> Network:
+    def _network_at(self, w: Vector, *, all_items: bool = False, lasting: bool = True) -> Network:
         """Return the network at ``w``, ready to evaluate; the last network is cached.
 
-        ``all_items``: compute running statistics from all training data, even if it is read item by item.
+        ``all_items``: compute running statistics from all training data, even if it is read item by item. ``lasting``:
+        whether it must not change with ``w``; otherwise a large one has its parameters in the same memory.
         """
         import torch
 
@@ -724,19 +725,21 @@ class TorchProblem(NetworkProblem):
             self._last = last
             return last[0]
         del last  # frees memory before the next network is built
+        in_w = not (lasting or self.moving_norms) and self.dimension >= LARGE
         flat = tensor_over(np.ascontiguousarray(w, dtype=self.dtype))
         replacements = {}
         for parameter, piece in zip(
             trainable_parameters(self._network.module), pieces_of(flat, self.shapes), strict=True
         ):
-            replacements[id(parameter)] = torch.nn.Parameter(piece.clone())  # views of a tensor cannot be saved singly
+            own = piece if in_w else piece.clone()  # views of a tensor cannot be saved singly
+            replacements[id(parameter)] = torch.nn.Parameter(own)
         network = copy.deepcopy(self._network, replacements)  # without copies of the old parameters
         if network.device.startswith("cuda") and not torch.cuda.is_available():
             network.device = "cpu"  # the driver's machine may lack the workers' device
         network.move()
         self._renew_statistics(network, data)
         network.module.eval()
-        self._last = network, len(data)
+        self._last = None if in_w else (network, len(data))
         return network
 
     def _renew_statistics(self, network: Network, data: Samples) -> None:
