@@ -9,7 +9,7 @@ from pathlib import Path
 from common import WORKERS, show
 
 import anyk
-from anyk.runs import Driver, RunLog, session
+from anyk.runs import Driver, LogWriter, session
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--runs", type=int, default=5)
@@ -41,7 +41,7 @@ for spec, steps in (("agc:load=3,wait=11", 4000), ("frc:load=3", 4000), ("uncode
         rates, ratios = [], []
         for _ in range(arguments.runs):
             with tempfile.TemporaryDirectory() as folder:
-                log = RunLog(Path(folder) / "log.sqlite") if logged else None
+                log = LogWriter(Path(folder) / "log.sqlite") if logged else None
                 bare = heap_loop()
                 rate = endings(spec, steps, log)
                 if log is not None:

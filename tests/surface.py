@@ -29,7 +29,7 @@ import click
 import anyk
 import anyk_papers
 import readjax
-from anyk.base.specs import Registry
+from anyk.base.registries import Registry
 
 DISTRIBUTIONS = (anyk, anyk_papers, readjax)
 SNAPSHOT = Path(__file__).with_name("surface.txt")

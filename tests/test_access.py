@@ -28,7 +28,7 @@ IMPORTS = {
     "clusters/processes/forkserver.py": "modules that the driver has imported",
     "base/installed.py": "plug-ins and commands of installed distributions",
     "base/named.py": "code that the user names, from folders only with trust",
-    "base/specs.py": "registries of anyk itself",
+    "base/registries.py": "registries of anyk itself",
     "optimizers/library_classes.py": "optimisers that the user names",
     "optimizers/torch_optimizers.py": "PyTorch",
     "optimizers/torch_groups.py": "PyTorch",

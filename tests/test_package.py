@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import anyk
-from anyk.base.specs import Registry
+from anyk.base.registries import Registry
 from anyk.cli import main
 from doclines import FILES, lines_of, pages
 from programs import Programs

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import anyk
 from anyk import codes, delays, optimizers, strategies
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, parse_spec, read, show_spec
+from anyk.base.registries import Registry
+from anyk.base.specs import parse_spec, read, show_spec
 
 pytestmark = pytest.mark.in_process
 

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,18 @@ def a_huge_head(self: Any, *packed: Any) -> Any:
     return b"\xff" * 64
 
 
+def error_in_slices(self: Any, *packed: Any) -> Any:
+    raise EvilError("taken over")
+
+
+def objects_in_slices(self: Any) -> Any:
+    """Objects of Python where slices of a message should be."""
+    return Evil()
+
+
+SLICES = (error_in_slices, objects_in_slices)
+
+
 class Attacked(Squares):
     """A problem whose workers are taken over when they load their partitions."""
 
@@ -67,7 +81,11 @@ class Attackers:
 
     def load(self, partitions: Any) -> None:
         if os.environ.get("ANYK_WORKER") == "0" and self.attack is not None:
-            actors.pack_reports = lambda news: self.attack(None)  # type: ignore[assignment]
+            if self.attack is objects_in_slices:
+                actors.bytes = self.attack  # type: ignore[attr-defined]
+            else:
+                actors.pack_reports = lambda news: self.attack(None)  # type: ignore[assignment]
+                actors.pack_announced = lambda news: self.attack(None)  # type: ignore[assignment]
         self.of.load(partitions)
 
     def support(self, partition: int) -> Any:
@@ -82,15 +100,17 @@ def main() -> None:
     os.environ[RAN] = str(ran)
     with anyk.clusters.Ray(2, cpus=1.0) as ours:
         ours.prepare()  # one Ray for all attacks
-        for attack in (None, an_object, a_list, an_error, noise, a_huge_head):
+        for attack in (None, an_object, a_list, an_error, noise, a_huge_head, *SLICES):
             problem = Attacked(2)
             problem.attack = attack
-            cluster = anyk.clusters.Ray(2, cpus=0.5)
+            cluster = anyk.clusters.Ray(2, cpus=0.5, slices="nodes" if attack in SLICES else "")
             cluster.patience = 2  # deaths of a worker after which it is abandoned
             try:
                 ended = f"{anyk.train(problem, 'uncoded', cluster, steps=3, evaluate=None).steps} steps"
             except Exception as error:
                 ended = f"{type(error).__name__}: {error}"
+            gc.collect()
+            time.sleep(1.0)  # Ray tells errors that nobody has asked for after a while
             code = ran.read_text().split() if ran.exists() else []
             name = "none" if attack is None else attack.__name__
             print(json.dumps([name, ended, str(os.getpid()) in code]), flush=True)

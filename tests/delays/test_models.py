@@ -1,4 +1,4 @@
-"""Delay laws: quantiles, means, order statistics and fits against closed forms, and draws that only their key decides."""
+"""Delay models: quantiles, means, order statistics and fits against closed forms, and draws that only their key decides."""
 
 from __future__ import annotations
 

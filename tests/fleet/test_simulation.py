@@ -17,7 +17,7 @@ from anyk.delays import TableDelays, parse
 from anyk.fleet import computed_load, pace, simulated_pace
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 
 N = 8
 CLOSED = [
@@ -114,7 +114,7 @@ def test_the_log_says_what_was_finished() -> None:
     """Worker 0 is fast and finishes four partitions before worker 7 has one; level 0 is never ready."""
     pace = np.array([[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 99.0]])
     strategy = anyk.strategy("nested:stragglers=1", workers=8)
-    log = RunLog()
+    log = LogWriter()
     driver = Driver(strategy, Simulated(8, delays=TableDelays(pace, by="round", per="load")), log=log, steps=1)
     with session(driver):
         driver.run()

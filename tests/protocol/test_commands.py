@@ -30,7 +30,7 @@ from anyk.protocol import (
     Running,
 )
 from anyk.runs import Driver, session
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.testing import Squares
 from anyk.testing.toy import Toy
 
@@ -60,7 +60,7 @@ def driven(strategy: Any, cluster: Cluster, problem: Any = None, *, steps: int =
     """A run to its end; the limit is there so that what waits for ever fails and does not hang."""
     problem = problem or Squares(strategy.layout.partitions)
     driver = Driver(
-        strategy, cluster, problem=problem, optimizer=GD(lr=0.5), log=RunLog(), steps=steps, seconds=seconds
+        strategy, cluster, problem=problem, optimizer=GD(lr=0.5), log=LogWriter(), steps=steps, seconds=seconds
     )
     with session(driver):
         driver.run()
@@ -414,7 +414,7 @@ def gone_on(
 
     first = strategy()
     cluster = make()
-    driver = Driver(first, cluster, problem=problem(), optimizer=GD(lr=0.5), log=RunLog(), steps=steps, seconds=20.0)
+    driver = Driver(first, cluster, problem=problem(), optimizer=GD(lr=0.5), log=LogWriter(), steps=steps, seconds=20.0)
     driver.running = Watched(first)
     with session(driver):
         driver.run()
@@ -423,7 +423,7 @@ def gone_on(
     cluster = make()
     limit = state["now"] + 3.0
     second = Driver(
-        strategy(), cluster, problem=problem(), optimizer=GD(lr=0.5), log=RunLog(), steps=steps, seconds=limit
+        strategy(), cluster, problem=problem(), optimizer=GD(lr=0.5), log=LogWriter(), steps=steps, seconds=limit
     )
     with session(second, (state, vectors)):
         second.run()

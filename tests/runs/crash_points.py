@@ -34,7 +34,7 @@ from anyk.runs.callbacks import Watching
 from anyk.runs.engine.driver import Driver
 from anyk.runs.folder import checkpoints
 from anyk.runs.launch import Launch
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.schema import KINDS
 from anyk.runs.saving import Saving
 from anyk.testing import Squares
@@ -130,15 +130,15 @@ class Points:
 
     def install(self) -> None:
         """Put points where a driver decides, writes or sends."""
-        event = RunLog.event
+        event = LogWriter.event
 
-        def logged(log: RunLog, happened: Any) -> None:
+        def logged(log: LogWriter, happened: Any) -> None:
             event(log, happened)
             self.by(f"event {type(happened).__name__}")
 
-        RunLog.event = logged  # type: ignore[method-assign]
+        LogWriter.event = logged  # type: ignore[method-assign]
         for name in ("flush", "checkpoint", "evaluation", "update", "summarise", "truncate", "start"):
-            self.around(RunLog, name, f"log.{name}")
+            self.around(LogWriter, name, f"log.{name}")
         for name in ("_obey", "settle", "begin", "restore", "open"):
             self.around(Driver, name, f"driver.{name}")
         self.around(Launch, "_recover", "launch._recover")

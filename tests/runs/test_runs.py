@@ -317,14 +317,14 @@ def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, spec, sett
 
 def interrupted_driver(spec, setting, stop, steps):
     """Drive, save through JSON and bytes at a step, restore into fresh objects, go on."""
-    from anyk.runs import Driver, RunLog, session
+    from anyk.runs import Driver, LogWriter, session
 
     def make(limit):
         strategy = anyk.strategy(spec, workers=6)
         more = dict(setting.get("cluster", {}))
         cluster = Simulated(6, delays=setting.get("delays", EXP), seed=1, **more)
         return Driver(strategy, cluster, problem=Squares(strategy.layout.partitions),
-                      optimizer=anyk.optimizers.Nesterov(lr=0.05), log=RunLog(), steps=limit)  # fmt: skip
+                      optimizer=anyk.optimizers.Nesterov(lr=0.05), log=LogWriter(), steps=limit)  # fmt: skip
 
     driver = make(stop)
     with session(driver):

@@ -23,7 +23,7 @@ import anyk
 from anyk.cli import main
 from anyk.runs.log.fates import tasks_of
 from anyk.runs.log.following import Following
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.schema import TABLES
 from anyk.views import Watch, watching
 from anyk.views.page.figures import kinds
@@ -45,7 +45,7 @@ class Writer:
         for file in folder.glob("*.safetensors"):
             file.unlink()
         (folder / "log.sqlite").unlink()
-        self.log = RunLog(folder / "log.sqlite")
+        self.log = LogWriter(folder / "log.sqlite")
         self.written = dict.fromkeys(TABLES, 0)
 
     def upto(self, step):
@@ -107,6 +107,7 @@ def test_the_state_tells_when_a_page_is_to_be_made_again(tmp_path, served):
     state = json.loads(ask(served, "/0/state")[1])
     assert state["state"][0] in ("running", "silent") and not state["due"]  # it has just been made
     writer.upto(STEPS)
+    writer.log.flush()
     writer.log.close()
     assert json.loads(ask(served, "/0/state")[1])["due"]  # what has ended is shown immediately
     shutil.rmtree(tmp_path / "run")
@@ -246,6 +247,7 @@ def test_live_numbers_move(tmp_path, served, opened):
         writer.upto(step)
         moved(step)
     writer.upto(STEPS)
+    writer.log.flush()
     writer.log.close()
     before = stand(folder)
     page.wait_for_function(  # the whole page has been read again

@@ -209,7 +209,7 @@ class Auditors:
         ledger, open_ = driver.ledger, 0
         for tasks, statuses in ((ledger._given, (OPEN, ARRIVED)), (ledger._cancelled, (CANCELLED,))):
             for task, batch in tasks.items():
-                open_ += sum(len(batch.places(task, status)) for status in statuses)
+                open_ += sum(len(batch.cells(task, status)) for status in statuses)
         self._check(
             "ledger", open_ == ledger.counts.open, f"{ledger.counts.open} chunks are open, {open_} are recorded"
         )
@@ -258,7 +258,7 @@ class Auditors:
         found = set()
         for task, batch in driver.ledger._given.items():
             for status in statuses:
-                found |= {(task, place % batch.width) for place in batch.places(task, status)}
+                found |= {(task, cell % batch.width) for cell in batch.cells(task, status)}
         return found
 
     def _coming(self) -> set[tuple[int, int]]:

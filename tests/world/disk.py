@@ -14,7 +14,7 @@ from unittest import mock
 
 import safetensors.numpy
 
-from anyk.runs.log import runlog
+from anyk.runs.log import log_writer
 
 _LOG, _AHEAD, _SHARED = "log.sqlite", "log.sqlite-wal", "log.sqlite-shm"
 _LAST = 100  # bytes of which the last page of a commit lacks some
@@ -189,7 +189,7 @@ class Disk:
             mock.patch.object(Path, "replace", rename),
             mock.patch.object(safetensors.numpy, "save_file", save_file),
             mock.patch.object(
-                runlog,
+                log_writer,
                 "sqlite3",
                 SimpleNamespace(
                     connect=lambda path, **more: sqlite3.connect(path, factory=Connection, **more),

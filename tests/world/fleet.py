@@ -481,7 +481,8 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
         (door, {"say": say}),
         (wire, {"PIECE": fleet.pieces}),
         (slices, {"PIECE": fleet.pieces}),
-        (holders, {"weakref": SimpleNamespace(finalize=finalize)}),
+        (holders, {"time": time,
+                   "weakref": SimpleNamespace(finalize=finalize, WeakValueDictionary=weakref.WeakValueDictionary)}),
         (carrier.Carrier, {"start": start, "join": join, "is_alive": lambda own: not threads[own].ended}),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:

@@ -25,7 +25,7 @@ from anyk.optimizers import Nesterov
 from anyk.runs import Driver, launch, saving, training
 from anyk.runs.evaluation import by_workers, evaluator
 from anyk.runs.folder import checkpoints, environment
-from anyk.runs.log import runlog
+from anyk.runs.log import log_writer
 from anyk.testing import Squares
 from strategy_schedules import built
 
@@ -266,7 +266,7 @@ class FolderWorld(World):
         replaced: list[tuple[Any, dict[str, Any]]] = [
             (saving, {"clock": time}),
             (launch, {"signal": signals, "sys": system, "Driver": self._make_driver}),
-            (runlog, {"clock": time, "_EVERY": self._folder.commits}),
+            (log_writer, {"clock": time, "_EVERY": self._folder.commits}),
             (checkpoints, {"ThreadPoolExecutor": lambda *_, **__: _Executor(kernel), "save": saved}),
             (checkpoints.CheckpointWriter, {"start": started}),
             (evaluator, {"clock": time, "threading": threading}),

@@ -14,13 +14,13 @@ from unittest import mock
 
 from anyk.base import regular_files
 from anyk.clusters import store
-from anyk.clusters.nodes import agent, arrivals, carrier, holders, nodes, session, site, wire
+from anyk.clusters.nodes import agent, arrivals, carrier, holders, nodes, session, site, sliced_store, wire
 from anyk.clusters.processes import memory, processes, shared_store
 from anyk.clusters.remote import networked, remote
 from anyk.runs import saving
 from anyk.runs.engine import ledger, versions
 from anyk.runs.folder import checkpoints
-from anyk.runs.log import runlog
+from anyk.runs.log import log_writer
 
 
 class Edit(NamedTuple):
@@ -47,7 +47,7 @@ class Safeguard(NamedTuple):
     """A safeguard: its ``edits`` remove it; ``strategies``: those of which one must be run for it to matter.
 
     ``most``: the most deviations of each stream; with many, a first failure may be a race that needs all their delays.
-    ``first``: the first seed to try, near one that fails. ``slices``: whether nodes hold slices of the model.
+    ``first``: the first seed to try, near one that fails. ``copies``: of slices of the model that nodes hold.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Safeguard(NamedTuple):
     cluster: str = "processes"
     most: int = 80
     first: int = 0
-    slices: bool = False
+    copies: int = 0
 
     @contextlib.contextmanager
     def removed(self) -> Iterator[None]:
@@ -283,7 +283,7 @@ ON_NODES = (
         ("frc:load=2", "k-sync:k=3", "uncoded"),
         cluster="nodes",
         first=8,
-        slices=True,
+        copies=1,
     ),
     Safeguard(
         "ending a run whose slice was lost with a node",
@@ -292,7 +292,7 @@ ON_NODES = (
                 nodes,
                 nodes.Nodes,
                 "_lose_node",
-                "self._holders is not None and node.rank in self._holders.slices and node.run == self.run",
+                "self._holders is not None and node.run == self.run and self._holders.lose(node.rank)",
                 "False",
             ),
         ),
@@ -301,7 +301,34 @@ ON_NODES = (
         ("kill node",),
         cluster="nodes",
         first=8,
-        slices=True,
+        copies=1,
+    ),
+    Safeguard(
+        "keeping messages until both copies of a slice have taken the step",
+        (Edit(sliced_store, sliced_store.SlicedStore, "apply", "keep=keep,\n        late", "keep=(),\n        late"),),
+        ("progress", "messages", "models", "crash"),
+        ("frc:load=2", "k-sync:k=3", "uncoded"),
+        ("kill node",),
+        cluster="nodes",
+        copies=2,
+    ),
+    Safeguard(
+        "reading a slice elsewhere once its node is lost",
+        (Edit(sliced_store, sliced_store.SlicedStore, "_on_suspended", "if version.offers[number]:", "if False:"),),
+        ("progress", "crash"),
+        ("frc:load=2", "k-sync:k=3", "uncoded"),
+        ("kill node",),
+        cluster="nodes",
+        copies=2,
+    ),
+    Safeguard(
+        "handing messages to a node that holds a slice again",
+        (Edit(holders, holders.Holders, "resume", "self._have_collect(message, slice_number, rank)", "pass"),),
+        ("progress",),
+        ("k-sync:k=3", "async", "uncoded:wait=3,snapshot=3"),
+        ("kill node",),
+        cluster="nodes",
+        copies=2,
     ),
     Safeguard(
         "signing the entries of the store",
@@ -396,8 +423,8 @@ IN_FOLDERS = (
         "creating the log durably",
         (
             Edit(
-                runlog,
-                runlog.RunLog,
+                log_writer,
+                log_writer.LogWriter,
                 "_create",
                 'db.execute("BEGIN")',
                 'db.execute("PRAGMA synchronous=NORMAL"); db.execute("BEGIN")',

@@ -17,7 +17,7 @@ import safetensors.numpy
 import anyk
 from anyk.base import regular_files
 from anyk.runs import saving
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.testing import Squares
 
 from .disk import Disk, Image
@@ -104,7 +104,7 @@ class FullDisk:
     @contextlib.contextmanager
     def mounted(self) -> Iterator[None]:
         """Be the disk while the context lasts."""
-        fsync, replace, flush, save = os.fsync, Path.replace, RunLog.flush, safetensors.numpy.save_file
+        fsync, replace, flush, save = os.fsync, Path.replace, LogWriter.flush, safetensors.numpy.save_file
 
         def synchronise(number: int) -> None:
             self._check()
@@ -119,7 +119,7 @@ class FullDisk:
                 raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
             save(*arguments, **more)
 
-        def commit(log: RunLog, *, lasting: bool = False) -> None:
+        def commit(log: LogWriter, *, lasting: bool = False) -> None:
             most = log._db.execute("PRAGMA max_page_count").fetchone()[0]
             if log.path is not None and self._full():  # SQLite itself refuses what needs another page
                 log._db.execute("PRAGMA max_page_count = 1")
@@ -131,7 +131,7 @@ class FullDisk:
         with (
             mock.patch.object(os, "fsync", synchronise),
             mock.patch.object(Path, "replace", rename),
-            mock.patch.object(RunLog, "flush", commit),
+            mock.patch.object(LogWriter, "flush", commit),
             mock.patch.object(safetensors.numpy, "save_file", save_file),
         ):
             yield

@@ -73,7 +73,7 @@ def focused(safeguard: Safeguard, seed: int) -> Options:
     families = {*options.families, *safeguard.families} - set(SYSTEM if safeguard.cluster == "ray" else ())
     rate = max(options.rate, 0.01) if safeguard.families else options.rate
     settings = {"cluster": safeguard.cluster, "strategy": strategy, "families": tuple(sorted(families))}
-    settings["slices"] = safeguard.slices
+    settings["copies"] = safeguard.copies
     return replace(options, rate=rate, most=min(options.most, safeguard.most), **settings)
 
 

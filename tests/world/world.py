@@ -125,7 +125,7 @@ class Options:
     reversal: float  # probability that two replies that have arrived together are taken in the other order
     buffers: int  # reply buffers of a worker
     folder: FolderOptions | None = None
-    slices: bool = False  # whether nodes hold slices of models
+    copies: int = 0  # of slices of models that nodes hold
 
     @classmethod
     def draw(cls, seed: int) -> Options:
@@ -168,7 +168,7 @@ def on_nodes(seed: int) -> Options:
     if "wrong numbers" in others:  # they are found if a second message of the same sum arrives
         families = [family for family in families if family != "changed bytes"]
     if draw.random() < 0.3:
-        options = replace(options, strategy=draw.choice(SLICED), slices=True)
+        options = replace(options, strategy=draw.choice(SLICED), copies=draw.choice((1, 2)))
     return replace(options, cluster="nodes", families=tuple(sorted(families)))
 
 
@@ -213,7 +213,7 @@ class World:
             self.choices,
             preemption=options.preemption,
             capacity=options.capacity,
-            longest=LONGEST["folder" if options.folder is not None else options.cluster],
+            longest=LONGEST["folder" if options.folder is not None else options.cluster] * max(options.copies, 1),
         )
         self.happened = Counter[str]()
         self._faults_left = _FAULTS
@@ -221,7 +221,7 @@ class World:
         lasting, pieces = draw.random() < 0.5, draw.choice(_PIECES)
         self.machines: Fleet | None = None
         if options.cluster == "nodes":
-            self.machines = Fleet(kernel, lasting=lasting, pieces=_SLICE if options.slices else pieces)
+            self.machines = Fleet(kernel, lasting=lasting, pieces=_SLICE if options.copies else pieces)
         self._menu = self._faults()
         self._saved: tuple[str, dict[str, Any], dict[int, Any]] | None = None
         self._history: dict[tuple[str, int], Any] = {}
@@ -447,7 +447,7 @@ class World:
             mock.patch.object(Messages, "partial_gradient", computed),
             mock.patch.object(processes, "_BUFFERS", self.options.buffers),
             mock.patch.object(nodes, "_BUFFERS", self.options.buffers),
-            mock.patch.object(keyed, "PART", _SLICE // 8 if self.options.slices else keyed.PART),
+            mock.patch.object(keyed, "PART", _SLICE // 8 if self.options.copies else keyed.PART),
         ):
             if self.machines is not None:
                 self.machines.network.spoils = lambda: self._denies("changed bytes")
@@ -498,7 +498,7 @@ class World:
         self._history = {key: w for key, w in self._history.items() if key[1] <= saved.get(key[0], -1)}
         strategy = built(options.strategy, options.workers)
         make = {"processes": Processes, "ray": Ray, "mpi": Mpi, "nodes": Nodes}[options.cluster]
-        settings: dict[str, Any] = {"slices": "nodes"} if options.slices else {}
+        settings: dict[str, Any] = {"slices": "nodes", "copies": options.copies} if options.copies else {}
         try:
             cluster: Cluster = make(options.workers, seed=self.seed, **settings)
         except KeyboardInterrupt:  # nodes are joined here

@@ -36,8 +36,9 @@ from anyk.base.installed import COMMANDS, entry_points, load_entry_point, tell_o
 from anyk.base.keyed import keyed_generator, keyed_integer, keyed_uniform, keyed_uniforms
 from anyk.base.named import function_named, names_in_folder, plugged_in
 from anyk.base.plain import ByName, derived, from_plain, part, to_plain, values_of
+from anyk.base.registries import Entry, Registry
 from anyk.base.regular_files import read_plain, remove_abandoned
-from anyk.base.specs import Entry, File, Folder, Registry, Spec, bracketed, parse_spec, show_spec, take_key, with_keys
+from anyk.base.specs import File, Folder, Spec, bracketed, parse_spec, show_spec, take_key, with_keys
 
 __all__ = [
     "COMMANDS",

@@ -105,7 +105,7 @@ def check_workers(workers: Any) -> int:
 
 
 def typed(thing: Thing) -> Thing:
-    """Decorate a function or class so that :func:`check` compares its arguments with their annotations.
+    """Decorate a function or class so that :func:`check_value` compares its arguments with their annotations.
 
     >>> @typed
     ... def double(number: int) -> int:

@@ -120,13 +120,13 @@ def synchronise(path: Path) -> None:
 class LockedFolder(tempfile.TemporaryDirectory[str]):
     """A temporary folder that its process keeps locked, so that :func:`remove_abandoned` leaves it alone.
 
-    ``prefix``: the start of its name. ``place``: the folder that contains it, by default the folder of temporary files.
+    ``prefix``: the start of its name. ``parent``: the folder that contains it (default: that of temporary files).
     """
 
-    def __init__(self, prefix: str, place: str | None = None) -> None:
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
         self._unlock: Callable[[], object] = int  # does nothing
         while True:
-            super().__init__(prefix=prefix, dir=place, ignore_cleanup_errors=True)
+            super().__init__(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
             try:
                 self._unlock = weakref.finalize(self, os.close, _locked(Path(self.name)))
             except (FileNotFoundError, BlockingIOError):  # another process removes it
@@ -142,9 +142,9 @@ class LockedFolder(tempfile.TemporaryDirectory[str]):
         self._unlock()
 
 
-def remove_abandoned(prefix: str, place: str | None = None) -> None:
+def remove_abandoned(prefix: str, parent: str | None = None) -> None:
     """Remove the folders of :class:`LockedFolder` that killed processes of this user have left."""
-    for folder in Path(place or tempfile.gettempdir()).glob(f"{prefix}*"):
+    for folder in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             lock = _locked(folder)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,7 +69,7 @@ class Best:
             return None
         self.step = info.step
         before = self.value
-        if value != value or value == before:
+        if math.isnan(value) or value == before:
             return False
         if before is not None and self._sign * value > self._sign * before - self.min_delta:
             return False
@@ -126,7 +127,8 @@ class Checkpoint(Callback):
         if info.slot not in self._best:
             best = self._best[info.slot] = Best(self.best, "best of Checkpoint")
             best.begin(self._info)
-            best.value, best.step = self._restored.pop(info.slot, (None, -1))  # NumPy's numbers return as arrays
+            # not as arguments, which are checked: NumPy's numbers come back from a checkpoint as arrays
+            best.value, best.step = self._restored.pop(info.slot, (None, -1))
         if self._best[info.slot].improved(info):
             self._write(info.slot, "best", info.model)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from anyk.base.errors import BadInput, explaining
 from anyk.base.named import admit_place, function_named
-from anyk.base.specs import Registry, absolute, parse_spec, show_spec, with_files
+from anyk.base.registries import Registry, with_files
+from anyk.base.specs import absolute, parse_spec, show_spec
 from anyk.runs.callbacks import HOOKS, Callbacks, check_callbacks
 
 registry: Registry[Any] = Registry("callback")

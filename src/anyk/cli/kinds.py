@@ -46,7 +46,7 @@ KINDS = {
         summary="Who computes what, so that some replies give the sum; with --workers: compared.",
         also="'anyk list codes --workers 30' compares them, 'anyk codes show SPEC' shows one.",
     ),
-    "delays": _Kind("anyk.delays", "registry", "Laws of the delays that are injected."),
+    "delays": _Kind("anyk.delays", "registry", "Models of the delays that are injected."),
     "data": _Kind(
         module="anyk.problems",
         registry="sources",

@@ -1,48 +1,27 @@
-"""Options that commands share, and the objects that are made from them."""
+"""Options that commands share."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.base import (
-    BadInput,
-    ByName,
-    Spec,
-    as_bad_input,
-    check_value,
-    explaining,
-    names_in_folder,
-    plugged_in,
-    suggest,
-    values_of,
-)
-from anyk.cli.fields import LIMITS, Command, as_field, is_given, option, option_name, options_class
-from anyk.cli.output import (
-    JSON_FILE,
-    check_file,
-    check_picture,
-    check_table,
-    claimed_folder,
-    exit_interrupted,
-    people,
-)
+from anyk.base import BadInput, Spec, as_bad_input, check_value, explaining, parse_spec, plugged_in, suggest
+from anyk.cli.fields import Command, as_field, is_given, option, option_name, options_class
+from anyk.cli.output import JSON_FILE, check_file, check_picture, check_table
 from anyk.cli.supervising import supervises
-from anyk.protocol import Workers, slot_names
+from anyk.protocol import Workers
 from anyk.tables import reading
 
 if TYPE_CHECKING:
     from anyk.optimizers import Optimizer
     from anyk.problems import Problem
-    from anyk.runs.api import Callbacks, SharedConfig
 
 
 def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
@@ -112,8 +91,8 @@ def join_cluster(spec: str) -> str:
 
     Under mpiexec with any other cluster each rank would start its own run: rank 0 raises BadInput, the others exit.
     """
-    ranks = _ranks_of_mpiexec()
-    if ranks is not None and spec.partition(":")[0] != "mpi":
+    name, ranks = spec.partition(":")[0], _ranks_of_mpiexec()
+    if ranks is not None and name != "mpi":
         rank, size = ranks
         if rank:
             sys.exit(2)
@@ -121,12 +100,11 @@ def join_cluster(spec: str) -> str:
             f"mpiexec started this command {size} times, and cluster '{spec}' would run it in each; give "
             "--cluster mpi, or start it without mpiexec"
         )
-    if spec.partition(":")[0] == "mpi":
+    if name == "mpi":
         from anyk.clusters import join
 
         join()
-    elif spec.partition(":")[0] == "nodes" and not supervises():
-        from anyk.base import parse_spec
+    elif name == "nodes" and not supervises():
         from anyk.clusters import join_nodes
 
         keys = parse_spec(spec)[1]
@@ -230,28 +208,6 @@ table_option = click.option(
     callback=writable("table"),
     help="Write the results, for LaTeX or as CSV: with several seeds, means and 95 % confidence intervals.",
 )
-
-
-@contextlib.contextmanager
-def option_callbacks(callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
-    """Yield a run's callbacks, and callbacks for the options: progress on the terminal, metrics, a copy of the log.
-
-    If the run is interrupted, print the command that resumes the folder, and exit.
-    """
-    from anyk.callbacks import Mirror
-    from anyk.views import LiveProgress, Metrics, address
-
-    try:
-        with contextlib.ExitStack() as stack:
-            added: list[Any] = [] if options.mirror is None else [Mirror(options.mirror)]
-            if options.metrics is not None:
-                metrics = stack.enter_context(Metrics(*address(options.metrics)))
-                click.echo(f"metrics: {metrics.url}", err=True)
-                added.append(metrics)
-            progress = stack.enter_context(LiveProgress(people(), quiet=options.quiet))
-            yield callbacks.also(progress, *added)
-    except KeyboardInterrupt:
-        exit_interrupted(folder)
 
 
 max_gb_option = click.option(
@@ -402,7 +358,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
     )
     slices: str | None = option(
         type=click.Choice(["nodes"]),
-        help="With --cluster nodes: sums, models and optimiser states lie in slices at the nodes.",
+        help="With --cluster nodes or ray: sums, models and optimiser states lie in slices at the nodes.",
     )
     steps: int | None = option(type=int, help="Stop after this many steps.")
     seconds: float | None = option(type=float, help="Stop after this many seconds of the run's clock.")
@@ -419,8 +375,8 @@ class TrainingOptions(ProblemOptions, RunOptions):
         if self.slices is None:
             return
         name, colon, keys = self.cluster.partition(":")
-        if name != "nodes":
-            raise BadInput(f"--slices is an option of --cluster nodes, got --cluster {self.cluster}")
+        if name not in ("nodes", "ray"):
+            raise BadInput(f"--slices is an option of --cluster nodes and ray, got --cluster {self.cluster}")
         object.__setattr__(self, "cluster", f"{name}:slices={self.slices}{',' if colon else ''}{keys}")
 
 
@@ -444,94 +400,3 @@ class ResumeOptions(RunOptions):
         multiple=True, metavar="SPEC", help="For a race: a further strategy; may be repeated."
     )
     seeds: int | None = option(type=int, help="For a race: increase the number of seeds to this.")
-
-
-def _variant(problem: object, number: int) -> Any:
-    """Return a problem with the same data and another random start; the same problem if its start is not random."""
-    from anyk.base import parse_spec, show_spec
-    from anyk.problems import TwoLayerNetwork
-
-    if not isinstance(problem, TwoLayerNetwork):
-        return problem
-    recipe = problem.recipe() or {}
-    name, values = parse_spec(str(recipe["model"]))
-    seed = problem.seed + number
-    return TwoLayerNetwork(
-        problem.X,
-        problem.y,
-        hidden=problem.hidden,
-        seed=seed,
-        l2=problem.l2,
-        X_test=problem.X_test,
-        y_test=problem.y_test,
-        split=problem.uneven,
-        recipe=recipe | {"model": show_spec(name, values | {"seed": seed})},
-    )
-
-
-def make_callbacks(specs: Sequence[str]) -> Callbacks:
-    """Return the callbacks with these specs; loggers without handlers get one that writes to standard error."""
-    import logging
-
-    from anyk.callbacks import named_callbacks
-
-    callbacks = named_callbacks(specs)
-    for callback in callbacks:
-        logger = getattr(callback, "logger", None)
-        if isinstance(logger, logging.Logger) and not logger.hasHandlers():
-            handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-            logger.addHandler(handler)
-            logger.setLevel(logging.INFO)
-    return callbacks
-
-
-@contextlib.contextmanager
-def resume_arguments(folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[ByName]:
-    """Yield the arguments that ``resume``, ``resume_race`` and ``resume_auto`` have in common.
-
-    Callbacks come from the options or, if there are none, from the folder.
-    """
-    from anyk.problems import from_function
-
-    join_cluster(options.cluster or config.cluster)
-    if options.callbacks:
-        callbacks = make_callbacks(options.callbacks)
-    else:
-        with names_in_folder(folder, config.digests.code, trust=options.trust):
-            callbacks = make_callbacks(config.callbacks)
-    problem = None if options.problem is None else from_function(options.problem)
-    with option_callbacks(callbacks, options, folder) as all_callbacks:
-        yield {"problem": problem, "callbacks": all_callbacks, **values_of(options, "trust", *LIMITS)}
-
-
-@contextlib.contextmanager
-def training_arguments(folder: Path, options: TrainingOptions) -> Iterator[tuple[list[Problem], ByName]]:
-    """Yield a problem for each model, and the arguments that ``train``, ``race`` and ``train_auto`` have in common.
-
-    If the delays are a trace, print how it was read to standard error.
-    """
-    from anyk.delays import Trace, parse
-
-    callbacks = make_callbacks(options.callbacks)
-    slots = slot_names(options.models)
-    problem = options.make_problem()
-    # the same data for each model, with different random starts
-    problems = [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
-    delays = parse(options.delays)
-    if isinstance(delays, Trace):
-        delays.check_fleet(options.workers.most)
-        click.echo(delays.summary_for(options.workers.most), err=True)
-    with option_callbacks(callbacks, options, folder) as all_callbacks:
-        arguments: ByName = {"problem": problems if options.models > 1 else problem, **values_of(options, *LIMITS)}
-        yield problems, arguments | {"out": folder, "callbacks": all_callbacks, "evaluate": options.evaluate or ""}
-
-
-def new_folder(options: TrainingOptions, kind: str) -> Path:
-    """Return the folder that --out names, or else create one under runs/ that no other process can take.
-
-    A created folder is removed at the end if it is still empty. Raise if --json names a file that cannot be written.
-    """
-    folder = Path(options.out) if options.out else click.get_current_context().with_resource(claimed_folder(kind))
-    check_file(options.json_file, "file", folder=folder)
-    return folder

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from anyk.base import values_of
+from anyk.cli.arguments import new_folder, resume_arguments, training_arguments
 from anyk.cli.fields import FLEET, as_field, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
@@ -16,12 +17,9 @@ from anyk.cli.options import (
     TrainingOptions,
     config_option,
     curve_option,
-    new_folder,
     picture_option,
     plugin_option,
-    resume_arguments,
     table_option,
-    training_arguments,
 )
 from anyk.cli.output import check_page, check_picture, check_table, say, warn, write_json
 from anyk.cli.settings_report import show_settings

@@ -129,8 +129,8 @@ def export(run: str, kind: str, out: str | None) -> None:
         path = out or f"{Path(run).resolve().name}{exporter.ending}"
         if not exporter.folder:
             check_file(path, "export")
-        own = exporters.entry(parse_spec(kind)[0]).own
-        with contextlib.nullcontext() if own else explaining(f"the exporter '{kind}' failed"):
+        is_own = exporters.entry(parse_spec(kind)[0]).own
+        with contextlib.nullcontext() if is_own else explaining(f"the exporter '{kind}' failed"):
             line: object = exporter.save(opened, Path(path))
     if not isinstance(line, str):
         raise BadInput(f"the exporter '{kind}' wrote '{path}', but save() returned {line!r} instead of a line about it")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.base import BadInput, ByName, Spec, values_of
+from anyk.cli.arguments import new_folder, resume_arguments, training_arguments
 from anyk.cli.fields import FLEET, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
@@ -19,14 +20,11 @@ from anyk.cli.options import (
     config_option,
     curve_option,
     json_option,
-    new_folder,
     picture_option,
     plugin_option,
     problem_option,
     read_spec,
-    resume_arguments,
     table_option,
-    training_arguments,
     trust_option,
 )
 from anyk.cli.output import json_to_output, say, warn, write_json
@@ -405,9 +403,12 @@ def _show_receipt(run: Run, step: int) -> None:
         "  " + " ".join(f"{weight:.3g}" for weight in receipt.weights),
         f"{len(receipt.used)} messages used:",
     ]
-    for (worker, task, weight, staleness), samples in zip(receipt.used, receipt.samples, strict=True):
+    for (worker, task, weight, staleness), samples, givers in zip(
+        receipt.used, receipt.samples, receipt.slices, strict=True
+    ):
         of = "" if samples is None else f", {samples:,} samples"
-        lines.append(f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}{of}")
+        whose = f", slices from workers {', '.join(map(str, givers))}" if givers else ""
+        lines.append(f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}{of}{whose}")
     if receipt.spare:
         lines.append(f"{len(receipt.spare)} in time but not needed: workers {', '.join(map(str, receipt.spare))}")
     lines.append(f"{len(receipt.cut_off)} cut off:" if receipt.cut_off else "no worker was cut off")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyk.base.specs import Registry
+from anyk.base.registries import Registry
 from anyk.clusters.alarms import Alarms
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight

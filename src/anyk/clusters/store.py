@@ -146,6 +146,10 @@ class VectorStore:
         """Return the numbers of a message that has arrived."""
         return self.arrived[key].vector
 
+    def givers(self, key: Place) -> list[int]:
+        """Return, of a message that has arrived in slices, the workers whose replicas gave each; empty for others."""
+        return []
+
     def alike(self, one: Place, other: Place, tolerance: float) -> bool:
         """Return whether two messages have the same bits, or differ by at most ``tolerance`` of the larger norm."""
         return alike(self.message(one), self.message(other), tolerance)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from anyk.base.checks import check_value
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, build_or_suggest
+from anyk.base.registries import Registry, build_or_suggest
 from anyk.codes.base import EXACT, Code, MatrixCode, Policy, check_workers, incidence
 from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
 from anyk.codes.binary import BinaryCode

@@ -100,15 +100,15 @@ class HeterogeneousCode(MatrixCode):
         remaining = int(budgets[odds > 0].sum())
         for i in order[odds[order] > 0].tolist():
             bare = [j for j in range(m) if not holders[j]]
-            own = np.argsort(total, kind="stable").tolist()
+            preferred = np.argsort(total, kind="stable").tolist()
             if len(bare) > remaining - min(budgets[i], m):  # the other budgets are too small for all bare partitions
-                own.sort(key=lambda j: bool(holders[j]))
-                own[: len(bare)] = bare
-            for j in own[: budgets[i]]:
+                preferred.sort(key=lambda j: bool(holders[j]))
+                preferred[: len(bare)] = bare
+            for j in preferred[: budgets[i]]:
                 holders[j].append(i)
                 total[j] += odds[i]
             remaining -= int(budgets[i])
-        return tuple(tuple(sorted(own)) for own in _exchanged(holders, odds))
+        return tuple(tuple(sorted(partitions)) for partitions in _exchanged(holders, odds))
 
     @fixed_property
     def _coefficients(self) -> tuple[Floats, Floats]:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from anyk.base.arrays import Array, DType, Indices, Vector
 from anyk.base.checks import PositiveShare, value_class
 from anyk.base.keyed import keyed_generator
-from anyk.base.specs import Registry, show_spec
+from anyk.base.registries import Registry
+from anyk.base.specs import show_spec
 
 Payload = NDArray[np.uint8]  # complete 8-byte words
 Key = tuple[int, str]  # seed and purpose of the draw

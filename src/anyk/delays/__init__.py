@@ -3,7 +3,8 @@
 from typing import Annotated, Literal
 
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, absolute, parse_spec, with_files
+from anyk.base.registries import Registry, with_files
+from anyk.base.specs import absolute, parse_spec
 from anyk.delays.base import MOST, DelayModel, DelayStream, SecondsOrZero
 from anyk.delays.bursts import Bursts
 from anyk.delays.column_meanings import Named

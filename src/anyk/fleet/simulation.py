@@ -13,14 +13,14 @@ from anyk.base import BadInput, Floats, typed
 from anyk.clusters import Simulated
 from anyk.delays import Communication, DelayModel, TableDelays
 from anyk.protocol import Pace, Strategy
-from anyk.runs import Driver, RunLog, session
+from anyk.runs import Driver, LogWriter, session
 from anyk.runs.api import finished_works, mean_update, works
 from anyk.strategies import strategy as build_strategy
 
 _BATCHES = 20  # of updates, whose means give the standard error
 
 
-def drive(strategy: Strategy, cluster: Simulated, steps: int, log: RunLog | None = None) -> tuple[list[float], Any]:
+def drive(strategy: Strategy, cluster: Simulated, steps: int, log: LogWriter | None = None) -> tuple[list[float], Any]:
     """Run a strategy on a virtual clock; return 0 and the time of each step, in seconds, and the last state."""
     times = [0.0]
     driver = Driver(strategy, cluster, log=log, steps=steps, on_step=lambda record: times.append(record.update.time))
@@ -99,7 +99,7 @@ def computed_load(
     if layout.inner is not None:
         raise BadInput(f"workers of '{strategy.spec}' take local steps, which are no share of the data")
     cluster = Simulated(layout.workers, delays=delays, seed=seed, communication=communication)
-    log = RunLog()
+    log = LogWriter()
     drive(strategy, cluster, -(-updates // len(layout.slots)), log)
     assigned = {number: work.partitions for number, work in works(log).items()}
     sizes = layout.shares or (1,) * layout.partitions

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from anyk.base.checks import AtLeastOne, PositiveShare, check_range, typed
 from anyk.base.errors import BadInput
 from anyk.base.keyed import keyed_uniforms
-from anyk.base.specs import File, Registry, absolute, with_files
+from anyk.base.registries import Registry, with_files
+from anyk.base.specs import File, absolute
 from anyk.graphs.random_regular import edges_of_regular
 from anyk.tables import read_matrix, shown
 

@@ -24,7 +24,8 @@ from anyk.base import keyed
 from anyk.base.arrays import Flags, Indices, Vector
 from anyk.base.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_value, value_class
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, bracketed, parse_spec, show_spec, take_key, with_keys
+from anyk.base.registries import Registry
+from anyk.base.specs import bracketed, parse_spec, show_spec, take_key, with_keys
 
 State = dict[str, Vector]
 Stepper = Callable[[slice, Vector], None]
@@ -326,9 +327,9 @@ class _Resting(Optimizer):
     ) -> Vector:
         resting = None if self._pieces is None else self._pieces.at_rest(gradient)
         if resting is None:
-            return self._step(w, gradient, state, t, scale, out)
+            return self._step(w, gradient, state, t, scale=scale, out=out)
         resting_state = {name: vector[resting] for name, vector in state.items()}
-        out = self._step(w, gradient, state, t, scale, out)
+        out = self._step(w, gradient, state, t, scale=scale, out=out)
         out[resting] = w[resting]
         for name, numbers in resting_state.items():
             state[name][resting] = numbers
@@ -444,7 +445,7 @@ class AdamW(Adam):
     by_coordinate = True
 
     def _step(self, w: Vector, gradient: Vector, state: State, t: int, scale: float, out: Vector | None) -> Vector:
-        out = super()._step(w, gradient, state, t, scale, out)
+        out = super()._step(w, gradient, state, t, scale=scale, out=out)
         out -= np.multiply(w, self._lr(t, scale) * self.weight_decay, out=gradient)
         return out
 

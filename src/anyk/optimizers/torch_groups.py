@@ -110,8 +110,8 @@ class TorchGroups:
 
 def _attributes(optimizer: torch.optim.Optimizer) -> ByName:
     """Return an optimiser's attributes but for what concerns only the user's: schedulers wrap its step."""
-    own = {name: value for name, value in vars(optimizer).items() if name != "step"}
-    return own | {"_optimizer_state_dict_pre_hooks": OrderedDict()}
+    attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    return attributes | {"_optimizer_state_dict_pre_hooks": OrderedDict()}
 
 
 def hyperparameters(group: ByName) -> ByName:
@@ -194,8 +194,8 @@ class TorchSchedule:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is needed to begin again: pickled optimisers have lost what schedulers wrap."""
-        kept = {name: value for name, value in vars(self).items() if name not in ("_optimizer", "_scheduler")}
-        return kept | {"_count": sys.maxsize, "_fed": [math.nan]}
+        attributes = {name: value for name, value in vars(self).items() if name not in ("_optimizer", "_scheduler")}
+        return attributes | {"_count": sys.maxsize, "_fed": [math.nan]}
 
     @property
     def spec(self) -> str:

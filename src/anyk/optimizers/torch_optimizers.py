@@ -201,7 +201,7 @@ class TorchOptimizer(Optimizer):
         import torch
 
         threads = torch.get_num_threads()
-        with self._stepper(w, state, t, scale, out, offset) as step:
+        with self._stepper(w, state, t, scale=scale, out=out, offset=offset) as step:
             if step is not None:
                 torch.set_num_threads(1)  # in the threads that will call it, too
             try:

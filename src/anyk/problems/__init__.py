@@ -11,7 +11,8 @@ import numpy as np
 
 from anyk.base.errors import BadInput, explaining
 from anyk.base.named import function_named
-from anyk.base.specs import Registry, absolute
+from anyk.base.registries import Registry
+from anyk.base.specs import absolute
 from anyk.problems.base import (
     Index,
     Partitions,

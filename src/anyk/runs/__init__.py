@@ -14,6 +14,7 @@ from anyk.runs.folder.verifying import Check, Verification, verify
 from anyk.runs.log.delay_trace import save_trace
 from anyk.runs.log.fates import Tasks, tasks_of
 from anyk.runs.log.following import Following
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.receipts import CutOff, Receipt, UsedMessage
 from anyk.runs.log.replaying import Replay, replay
 from anyk.runs.log.runlog import RunLog
@@ -48,6 +49,7 @@ __all__ = [
     "Evaluator",
     "Following",
     "OverSeeds",
+    "LogWriter",
     "Promise",
     "Race",
     "Receipt",

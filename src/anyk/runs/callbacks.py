@@ -234,7 +234,8 @@ class Hooks:
         """Whether a callback is not anyk's own, and may do anything."""
         return any(not type(callback).__module__.startswith("anyk.") for callback in self.callbacks)
 
-    def __getitem__(self, hook: str) -> bool:
+    def has(self, hook: str) -> bool:
+        """Return whether any callback has a hook."""
         return bool(self._methods[hook])
 
     def __call__(self, hook: str, info: Any) -> bool:

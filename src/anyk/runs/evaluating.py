@@ -17,7 +17,7 @@ from anyk.runs.evaluation.by_workers import Asking, by_workers
 from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss, resolve_data
 from anyk.runs.evaluation.evaluator import Evaluator
 from anyk.runs.limits import LIMIT, first_metrics
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.schema import Evaluation
 from anyk.runs.spec import Preparation
 from anyk.runs.telling import Telling
@@ -31,7 +31,7 @@ class Evaluating:
     ``evaluator`` exists from the time when the workers have started (``opened``).
     """
 
-    def __init__(self, prepared: Preparation, log: RunLog, telling: Telling) -> None:
+    def __init__(self, prepared: Preparation, log: LogWriter, telling: Telling) -> None:
         self._prepared, self._log, self._telling = prepared, log, telling
         self._cluster: Cluster = prepared.cluster
         self._evaluate = resolve_data(prepared.evaluate, prepared.problem)

@@ -27,6 +27,7 @@ from anyk.runs.folder import checkpoints
 from anyk.runs.folder.environment import changes
 from anyk.runs.folder.predictors import predictor_of
 from anyk.runs.log import queries
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import ASSUMED, DIFFERENT, RESET
 from anyk.runs.run import Run
@@ -48,7 +49,7 @@ class Launch:
     """
 
     def __init__(
-        self, prepared: Preparation, log: RunLog, folder: Path | None, *, saved: checkpoints.Saved | None = None
+        self, prepared: Preparation, log: LogWriter, folder: Path | None, *, saved: checkpoints.Saved | None = None
     ) -> None:
         self._prepared, self._log, self._folder, self._saved = prepared, log, folder, saved
         self._telling = Telling(prepared.callbacks)
@@ -63,7 +64,7 @@ class Launch:
         )
         self._started = False  # until then nothing is written
         self._remarks: list[str] = []  # on what the user may have meant to train from
-        told = self._telling.of_steps or self._telling.of_evaluations
+        tells = self._telling.of_steps or self._telling.of_evaluations
         self.driver = Driver(
             prepared.strategy,
             prepared.cluster,
@@ -74,7 +75,7 @@ class Launch:
             seconds=prepared.config.seconds,
             warm_start=prepared.warm_start,
             on_step=self._evaluating.after_step,
-            on_news=self._telling.tell_news if told else None,
+            on_news=self._telling.tell_news if tells else None,
             on_lost=self._telling.tell_lost,
             on_event=None if folder is None else self._saving.after_event,
             evaluate_objective=self._evaluating.objective,
@@ -108,7 +109,7 @@ class Launch:
                 if self._evaluating.opened:
                     self._evaluating.stop_asking()
                     self._evaluating.evaluator.stop()
-                log.close(write=False)
+                log.close()
                 raise
             failure = error
             log.note(driver.time, "failed", str(error))
@@ -116,13 +117,14 @@ class Launch:
         try:
             diverged = self._conclude()
         except RunFailed as error:
-            log.close(write=False)
+            log.close()
             raise (failure or error) from None
         if failure is None and diverged is not None:
             failure = RunFailed(diverged)
             log.note(driver.time, "failed", diverged)
         if failure is not None:
-            log.close()
+            with contextlib.closing(log):
+                log.flush()
             raise failure
         state = driver.versions.warm_start()
         models = {slot: state.models[slot] if slot in state.models else w.copy() for slot, w in driver.models.items()}
@@ -218,7 +220,7 @@ class Launch:
         self._telling.watch(self._problems)
         self._saving.recover_log()
         self._note_beginning()
-        for evaluation in log.evaluations():
+        for evaluation in queries.evaluations(log):
             evaluator.recall(evaluation)
         self._saving.recover_callbacks()
         if saved is not None and evaluator.reached is not None:

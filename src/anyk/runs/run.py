@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,20 +11,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from anyk.base.arrays import Array, Vector, Vectors
+from anyk.base.arrays import Array, Vectors
 from anyk.base.checks import typed, whole
-from anyk.base.errors import BadInput, MissingPackage, outside
+from anyk.base.errors import BadInput, MissingPackage
 from anyk.base.html import html_curves, html_table
 from anyk.base.plain import ByName
 from anyk.base.specs import parse_spec
-from anyk.problems.data.new_rows import read_rows
-from anyk.problems.predicting import Coefficients, Predictor
+from anyk.problems.predicting import Predictor
 from anyk.runs.engine.warm_start import WarmStart
-from anyk.runs.folder import checkpoints, predictors
+from anyk.runs.folder import checkpoints
 from anyk.runs.folder.config import Recipe, RunConfig, SharedConfig, read_config
 from anyk.runs.log import queries
 from anyk.runs.log.receipts import Receipt, logged_receipt
 from anyk.runs.log.runlog import RunLog
+from anyk.runs.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     import pandas
@@ -47,7 +45,7 @@ class Cost:
 
 
 class Results:
-    """The results of a run: its summary, its clock, its cost and its notes."""
+    """The results of a run: its summary, its clock, its steps, its cost and its notes."""
 
     log: RunLog
     config: RunConfig
@@ -66,6 +64,37 @@ class Results:
     def seconds(self) -> float:
         """Seconds until the last version, on the run's clock."""
         return queries.totals(self.log).time
+
+    @property
+    def begun(self) -> int:
+        """The step at which the run started: 0, or the last step of the run that it continues."""
+        return 0 if self.config.begin is None else self.config.begin.step
+
+    @property
+    def steps(self) -> int:
+        """The number of steps, of all models; with a limit of seconds, of the slowest model."""
+        return min(self._versions.values(), default=self.begun)
+
+    @property
+    def _versions(self) -> dict[str, int]:
+        """The newest version of each trained model, by slot."""
+        return queries.newest_versions(self.log, without=self.config.auxiliary)
+
+    @property
+    def models_trained(self) -> int:
+        """The number of models trained simultaneously."""
+        return len(self._versions) or 1
+
+    @property
+    def jobs(self) -> int:
+        """The number of steps of all models together, since the run started."""
+        return sum(version - self.begun for version in self._versions.values())
+
+    @property
+    def seconds_a_job(self) -> float | None:
+        """Seconds for each of the :attr:`jobs`; None before the first."""
+        jobs = self.jobs
+        return self.seconds / jobs if jobs else None
 
     @property
     def floor_seconds(self) -> float | None:
@@ -117,7 +146,7 @@ class Results:
         return queries.notes(self.log)
 
 
-class Run(Results, AbstractContextManager["Run"]):
+class Run(Results, TrainedModel, AbstractContextManager["Run"]):
     """A finished, stopped or interrupted run.
 
     ``path`` is its folder (None: in memory), ``config`` its settings. The log is open until the run is closed, as by
@@ -147,7 +176,7 @@ class Run(Results, AbstractContextManager["Run"]):
         seal = checkpoints.seal_of(folder)  # before the log: a running process may add a newer one
         log = RunLog.reading(folder / "log.sqlite")
         if not log.has_seal(seal):
-            log.close(write=False)
+            log.close()
             raise BadInput(f"the log of '{folder}' ends before its last checkpoint: it was truncated")
         return cls(log, config, path=folder)
 
@@ -179,111 +208,11 @@ class Run(Results, AbstractContextManager["Run"]):
     # ------------------------------------------------------------------------------------------- results
 
     @property
-    def steps(self) -> int:
-        """The number of steps, of all models; with a limit of seconds, of the slowest model."""
-        return min(self._versions.values(), default=self.begun)
-
-    @property
-    def _versions(self) -> dict[str, int]:
-        """The newest version of each trained model, by slot."""
-        return queries.newest_versions(self.log, without=self.config.auxiliary)
-
-    @property
-    def models_trained(self) -> int:
-        """The number of models trained simultaneously."""
-        return len(self._versions) or 1
-
-    @property
-    def jobs(self) -> int:
-        """The number of steps of all models together, since the run started."""
-        return sum(version - self.begun for version in self._versions.values())
-
-    @property
-    def seconds_a_job(self) -> float | None:
-        """Seconds for each of the :attr:`jobs`; None before the first."""
-        jobs = self.jobs
-        return self.seconds / jobs if jobs else None
-
-    @property
     def best(self) -> float | None:
         """The best metric of the first model, over all versions that were evaluated; None without a metric."""
         if not self.metric:
             return None
         return queries.best_metric(self.log, self.slot, self.config.better)
-
-    @property
-    def begun(self) -> int:
-        """The step at which the run started: 0, or the last step of the run that it continues."""
-        return 0 if self.config.begin is None else self.config.begin.step
-
-    @property
-    def started_with(self) -> WarmStart | None:
-        """The state of the earlier run that this run continues; None if there is none."""
-        if self._started_with is None and self.config.begin is not None and self.path is not None:
-            self._started_with = WarmStart.load(self.path)
-        return self._started_with
-
-    def warm_start(self) -> WarmStart:
-        """Return the state from which another run can start; raise :class:`~anyk.BadInput` if it is unknown."""
-        if self._state is None:
-            saved = None if self.path is None else checkpoints.newest(self.path, self.log)
-            if saved is None:
-                raise BadInput(f"'{self.path}' has no checkpoint yet to continue from; resume it")
-            self._state = WarmStart.of_saved(saved.state, saved.vectors, auxiliary=self.config.auxiliary)
-        return self._state
-
-    @property
-    def model(self) -> Vector:
-        """The final model of the first slot, shape (d,)."""
-        return self.models[min(self.models.keys() - self.config.auxiliary)]
-
-    @cached_property
-    def models(self) -> Vectors:
-        """The final models by slot, each of shape (d,)."""
-        if self._models is not None:
-            return self._models
-        if self.path is None:
-            raise BadInput("this run has stored no model")
-        saved = checkpoints.newest(self.path, self.log)
-        if saved is None:
-            raise BadInput(f"'{self.path}' has no model yet: the run ended before its first checkpoint; resume it")
-        return {slot: saved.vectors[f"model/{slot}/{version}"] for slot, version in saved.state["versions"].items()}
-
-    @property
-    def predictor(self) -> Predictor:
-        """The predictor of the model; raises :class:`~anyk.BadInput` for models of PyTorch and JAX."""
-        if self._predictor is None:
-            self._predictor = predictors.load_predictor(self.path, self.config.digests.predictor)
-        return self._predictor
-
-    def predict(self, X: Any, *, probabilities: bool = False, tell: Callable[[str], None] | None = None) -> Array:
-        """Return predictions of the (first) final model for rows: the likeliest label or the value, shape (rows,).
-
-        ``X``: a data frame, a dictionary of columns or a file, whose columns are found by name, or an array with the
-        columns of the training data in order. Names, categories, scaling and values for missing ones come from the
-        training data. ``probabilities``: return the probabilities of the classes, shape (rows, classes), in the order
-        of ``run.predictor.labels``. ``tell`` is called with a sentence if a text column has values that the model has
-        not seen, which then belong to no category; by default this is a RuntimeWarning.
-
-        Raises :class:`~anyk.BadInput` if ``X`` does not fit the model, and if the run has no predictor.
-
-        >>> import anyk
-        >>> problem = anyk.problems.LogisticRegression([[0.0], [1.0], [2.0], [3.0]], [5, 5, 7, 7], intercept=True)
-        >>> run = anyk.train(problem, "uncoded", "simulated", workers=2, steps=200)
-        >>> run.predict([[0.5], [2.5]]).tolist(), run.predict([[1.5]], probabilities=True).shape
-        ([5, 7], (1, 2))
-        """
-        predictor = self.predictor
-        file = isinstance(X, str | Path)
-        tell = _warn if tell is None else tell
-        rows = read_rows(Path(X), predictor, tell=tell) if file else predictor.matrix(X, "X", tell)
-        scores = predictor.scores(self.model, rows)
-        return predictor.chances(scores) if probabilities else predictor.decided(scores)
-
-    @property
-    def coefficients(self) -> Coefficients:
-        """The (first) final model in the units of the input; :class:`~anyk.BadInput` if it is not linear."""
-        return self.predictor.coefficients(self.model)
 
     @cached_property
     def history(self) -> dict[str, Array]:
@@ -401,7 +330,7 @@ class Run(Results, AbstractContextManager["Run"]):
 
     def close(self) -> None:
         """Close the log."""
-        self.log.close(write=False)
+        self.log.close()
 
 
 def result_cells(run: Run) -> tuple[Any, ...]:
@@ -423,7 +352,3 @@ def setup(config: SharedConfig) -> ByName:
         "seed": config.seed,
         "environment": config.environment or None if isinstance(config, RunConfig) else None,
     }
-
-
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, RuntimeWarning, stacklevel=outside())

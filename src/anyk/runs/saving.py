@@ -17,7 +17,7 @@ from anyk.runs.folder import callback_states, checkpoints
 from anyk.runs.folder.digests import file_digest
 from anyk.runs.folder.drains import read_drained
 from anyk.runs.log import queries
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 
 _LOOKS = 0.3  # seconds between two checks for workers that are to leave
 FIRST_SAVE = 1.0  # seconds, at most, until the first checkpoint
@@ -32,7 +32,7 @@ class Saving:
     def __init__(
         self,
         folder: Path | None,
-        log: RunLog,
+        log: LogWriter,
         cluster: Cluster,
         callbacks: Callbacks,
         *,

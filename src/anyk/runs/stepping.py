@@ -251,10 +251,8 @@ class SteppedRounds:
 
     def _say_where(self, number: int) -> None:
         """Report on standard error where a resumed loop continues."""
-        where = f"continues at step {number:,}"
-        if not number:
-            where = "had no checkpoint yet, and begins again at step 0"
-        print(f"anyk: the run in '{self._resumed}' {where}", file=sys.stderr, flush=True)
+        begins = f"continues at step {number:,}" if number else "had no checkpoint yet, and begins again at step 0"
+        print(f"anyk: the run in '{self._resumed}' {begins}", file=sys.stderr, flush=True)
 
     @property
     def _carried(self) -> CarriedValues:
@@ -431,38 +429,28 @@ def begin_rounds(
     evaluate: Evaluate | str | None = USUAL,
     checkpoint_every: float = 10.0,
     callbacks: Sequence[Any] = (),
-    make: Callable[..., SteppedRounds] | None = None,
-    make_loop: Callable[..., Loop] | None = None,
+    make: Callable[..., SteppedRounds] = SteppedRounds,
+    make_loop: Callable[..., Loop] = Loop,
 ) -> SteppedRounds:
     """Do :func:`rounds`, on any cluster, with other classes for the steps (``make``) and for the callback."""
     ensure_problem(problem)
     requested = Spec(strategy) if isinstance(strategy, str) else strategy
     present = workers_on(cluster, requested, workers, partitions)
     built, _ = fitted(problem, requested, present, evaluate=read_evaluate(evaluate), target=None)
-    if built.layout.inner is not None:
-        raise BadInput(f"under '{built.spec}' workers take the steps: there are no gradients to hand out")
-    if len(built.layout.slots) > 1:
-        raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models; a custom loop trains one")
+    _check_gradients(built, accumulate)
     if into is not None:
         problem = _WithInitial(problem, matching(into, problem))
-    check_value(accumulate, AtLeastOne, "accumulate")
-    if accumulate > 1 and not built.layout.minibatches:
-        raise BadInput(
-            f"accumulate={accumulate} adds up the gradients of mini-batches, and '{built.spec}' computes with all data "
-            "in each round; give the strategy batch=…, or leave accumulate out"
-        )
-    if go_on and out is None:
-        raise BadInput("go_on resumes the run in a folder; give out=…")
-    start = partial(train, problem, built, cluster, out=out)
-    resumed = Path(out) if go_on and out is not None and (Path(out) / NAME).exists() else None
-    if resumed is not None and out is not None:
-        _check_same(Path(out), built, cluster)
-        start = partial(resume, Path(out), problem=problem)
+    resumed = _folder_to_resume(out, go_on=go_on)
+    if resumed is None:
+        start = partial(train, problem, built, cluster, out=out)
+    else:
+        _check_same(resumed, built, cluster)
+        start = partial(resume, resumed, problem=problem)
     most = steps * accumulate if isinstance(steps, int) else steps
     start = partial(start, steps=most, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
-    loop = (make_loop or Loop)(_with_states(keep), accumulate)
+    loop = make_loop(_with_states(keep), accumulate)
     listeners = Callbacks((*check_callbacks(callbacks), loop))
-    return (make or SteppedRounds)(
+    return make(
         strategy=built,
         _problem=problem,
         _start=start,
@@ -473,6 +461,29 @@ def begin_rounds(
         _last=steps,
         _accumulate=accumulate,
     )
+
+
+def _check_gradients(strategy: Strategy, accumulate: int) -> None:
+    """Raise :class:`~anyk.BadInput` unless a strategy has gradients for a loop, and as many as it accumulates."""
+    if strategy.layout.inner is not None:
+        raise BadInput(f"under '{strategy.spec}' workers take the steps: there are no gradients to hand out")
+    if len(strategy.layout.slots) > 1:
+        raise BadInput(f"'{strategy.spec}' trains {len(strategy.layout.slots)} models; a custom loop trains one")
+    check_value(accumulate, AtLeastOne, "accumulate")
+    if accumulate > 1 and not strategy.layout.minibatches:
+        raise BadInput(
+            f"accumulate={accumulate} adds up the gradients of mini-batches, and '{strategy.spec}' computes with all "
+            "data in each round; give the strategy batch=…, or leave accumulate out"
+        )
+
+
+def _folder_to_resume(out: str | Path | None, *, go_on: bool) -> Path | None:
+    """Return the folder of the run that a loop goes on with; None if it begins a new one."""
+    if not go_on:
+        return None
+    if out is None:
+        raise BadInput("go_on resumes the run in a folder; give out=…")
+    return Path(out) if (Path(out) / NAME).exists() else None
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:

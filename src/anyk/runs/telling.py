@@ -27,12 +27,12 @@ class Telling:
     @property
     def of_steps(self) -> bool:
         """Whether a callback wants to know of steps."""
-        return self.hooks["on_step"]
+        return self.hooks.has("on_step")
 
     @property
     def of_evaluations(self) -> bool:
         """Whether a callback wants to know of evaluations."""
-        return self.hooks["on_evaluation"]
+        return self.hooks.has("on_evaluation")
 
     def watch(self, problems: list[Problem]) -> None:
         """Notice from here on if a user's callback changes what workers compute with."""

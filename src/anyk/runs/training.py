@@ -38,6 +38,7 @@ from anyk.runs.folder.rebuilding import rebuild
 from anyk.runs.launch import Launch, lost_on_resume, nothing_left
 from anyk.runs.limits import LIMIT, Limits, check_other_cluster
 from anyk.runs.live_progress import showing
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.queries import newest_versions
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.run import Run
@@ -133,7 +134,7 @@ def _start(prepared: Preparation, folder: Path | None, *, progress: bool) -> Run
     config = prepared.config
     if folder is not None:
         digests = digests_of(prepared.problem, prepared.cluster, config)
-        new_folder(folder, known=NAME)
+        new_folder(folder, settings=NAME)
     with locked(folder), showing(progress, prepared.callbacks) as callbacks:
         with empty_if_it_fails(folder):
             if folder is not None:
@@ -141,7 +142,7 @@ def _start(prepared: Preparation, folder: Path | None, *, progress: bool) -> Run
                     prepared.warm_start.save(folder)
                 digests = structs.replace(digests, predictor=save_predictor(prepared.problem, folder))
                 config = structs.replace(config, digests=digests, environment=environment())
-            log = RunLog(None if folder is None else folder / "log.sqlite")
+            log = LogWriter(None if folder is None else folder / "log.sqlite")
             launch = Launch(replace(prepared, config=config, callbacks=callbacks), log, folder)
             if (origin := config.begin) is not None:
                 log.note(0.0, "begun", f"at step {origin.step} of {origin.run} ({origin.strategy})")
@@ -265,7 +266,7 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
             _tell(prepared, f"continuing with {' and '.join(newer)}: from here on bits may differ from earlier results")
         if (shortage := describe_shortage(config, read_drained(folder))) is not None:
             _tell(prepared, shortage)
-        log = RunLog(folder / "log.sqlite")
+        log = LogWriter(folder / "log.sqlite")
         write_sealed(folder / NAME, config)
         return Launch(prepared, log, folder, saved=saved).run()
 

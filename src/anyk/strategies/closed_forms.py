@@ -99,8 +99,8 @@ def _seconds_short_of(counts: Sequence[int], since: Sequence[float], workers: in
     """
     pieces = [delays.short_of(k, workers, *piece) for k, piece in zip(counts, pairwise(since), strict=False)]
     # the last piece has no end: all the seconds short of the last count, without those before the piece
-    whole = delays.order_statistic(counts[-1], workers)
+    total = delays.order_statistic(counts[-1], workers)
     before = delays.short_of(counts[-1], workers, 0.0, since[-1])
-    if whole is None or before is None or None in pieces:
+    if total is None or before is None or None in pieces:
         return None
-    return whole - before + sum(piece or 0.0 for piece in pieces)
+    return total - before + sum(piece or 0.0 for piece in pieces)

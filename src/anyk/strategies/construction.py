@@ -10,6 +10,7 @@ from anyk import codes
 from anyk.base import specs
 from anyk.base.checks import Share, check_value
 from anyk.base.errors import BadInput
+from anyk.base.registries import Entry, Registry, build_or_suggest, with_files
 from anyk.base.specs import Spec
 from anyk.protocol import CancelMode, Strategy, Workers
 from anyk.strategies.compressed import Compressed
@@ -23,7 +24,7 @@ from anyk.strategies.rounds.scaling import Scaling
 from anyk.strategies.rounds.snapshot import Snapshot
 from anyk.strategies.rounds.tree_rounds import TreeRounds
 
-registry: specs.Registry[Strategy] = specs.Registry("strategy", supplied=("workers",), beside=codes.registry)
+registry: Registry[Strategy] = Registry("strategy", supplied=("workers",), beside=codes.registry)
 codes.registry.beside = registry  # the spec of a code is a strategy
 register = registry.register
 StrategySpec = Annotated[str, registry, codes.registry]
@@ -90,7 +91,7 @@ def _coded_rounds(
 
 def resolve_paths(spec: str, change: Callable[[str], str] = specs.absolute) -> Spec:
     """Return a strategy's spec that is valid in any folder: files have absolute paths, or the results of ``change``."""
-    return specs.with_files(spec, change, registry, codes.registry)
+    return with_files(spec, change, registry, codes.registry)
 
 
 def complete_spec(spec: str, built: Strategy) -> Spec:
@@ -165,9 +166,9 @@ def strategy(
         def build(spec: str, workers: int) -> Strategy:
             return from_spec(spec, replace(given, most=workers))
 
-        return specs.build_or_suggest(build, Spec(spec), given.most)
+        return build_or_suggest(build, Spec(spec), given.most)
     built = rounds(spec) if isinstance(spec, codes.Code) else spec
-    if not all(hasattr(built, part) for part in ("layout", "start", "on", "spec")):
+    if not all(hasattr(built, name) for name in ("layout", "start", "on", "spec")):
         raise BadInput(f"strategy must be a spec such as 'frc:load=3', a strategy or a code, got {spec!r}")
     if workers is None:
         return built
@@ -222,13 +223,13 @@ def _of_entry(spec: Spec, workers: int) -> Strategy:
     _refuse_range(spec, codes.registry.entries[name], workers)
     if "" in keys:
         raise BadInput(f"'{keys['']}' in '{spec}' should be key=value, as in name:key=value,key=value")
-    own: dict[str, Any] = {
+    of_rounds: dict[str, Any] = {
         key: specs.read(keys.pop(key), kind, f"{key} in '{spec}'") for key, kind in _KEYS.items() if key in keys
     }
-    return rounds(codes.registry.build_parsed(spec, name, keys, workers=workers), **own)
+    return rounds(codes.registry.build_parsed(spec, name, keys, workers=workers), **of_rounds)
 
 
-def _refuse_range(spec: Spec, entry: specs.Entry[Any], workers: int) -> None:
+def _refuse_range(spec: Spec, entry: Entry[Any], workers: int) -> None:
     """Raise for a range of workers, or partitions, in a spec: they are settings of the run."""
     instead = {
         "fewest": "workers=({0}, {1}), or --workers {0}..{1}",

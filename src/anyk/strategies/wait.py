@@ -13,7 +13,8 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 from anyk.base import installed
 from anyk.base.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_range, typed
 from anyk.base.errors import BadInput, UnknownName, suggest
-from anyk.base.specs import Registry, bracket_depths, show_spec, split_outside
+from anyk.base.registries import Registry
+from anyk.base.specs import bracket_depths, show_spec, split_outside
 
 Rule = TypeVar("Rule", bound="Wait")
 

@@ -16,15 +16,17 @@ NODES = 3
 _PROGRAM = "from anyk.clusters import join_nodes; join_nodes()"
 _JOINED = 60.0  # seconds after its start in which a node has joined; others do not hear of the driver's end
 _AGAIN = 0.5  # seconds after which a killed program is started again, as a launcher does
+_HANDED_OVER = 15.0  # seconds after which a node that was lost has certainly been handed its slices again
 
 
 class NodePrograms:
     """The programs of all ranks but 0, which the training itself has.
 
-    ``environment``: of all programs, besides their place in the job.
+    ``environment``: of all programs, besides their place in the job. ``one_at_a_time``: whether a node may be killed or
+    stopped only once the others have been there for some time, so that no two lose what they hold.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, one_at_a_time: bool = False) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         self._environment = dict(environment) | {
@@ -36,6 +38,7 @@ class NodePrograms:
         self._started: dict[int, float] = {}  # when, by rank
         self._again: dict[int, float] = {}  # when killed programs are started again, by rank
         self._stopped: dict[int, tuple[list[int], float]] = {}  # processes of ranks, and when they continue
+        self._one_at_a_time, self._back = one_at_a_time, 0.0  # when the last one came back
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return the environment of a rank's program."""
@@ -55,7 +58,7 @@ class NodePrograms:
                 self._start(rank)
 
     def _start(self, rank: int) -> None:
-        self._started[rank] = time.monotonic()
+        self._started[rank] = self._back = time.monotonic()
         self._programs[rank] = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM],
             env=self.environment(rank),
@@ -66,7 +69,10 @@ class NodePrograms:
         )
 
     def free(self) -> list[int]:
-        """Return the ranks whose programs are running and not stopped."""
+        """Return the ranks whose programs are running and not stopped, and may be killed or stopped now."""
+        away = bool(self._stopped or self._again) or time.monotonic() < self._back + _HANDED_OVER
+        if self._one_at_a_time and away:
+            return []
         return [
             rank
             for rank, program in self._programs.items()
@@ -107,6 +113,7 @@ class NodePrograms:
             self._release(rank)
 
     def _release(self, rank: int) -> None:
+        self._back = time.monotonic()
         for pid in self._stopped.pop(rank)[0]:
             _send(pid, signal.SIGCONT)
 
@@ -134,10 +141,10 @@ def processes_below(pid: int) -> list[int]:
         with contextlib.suppress(OSError, IndexError, ValueError):
             fields = Path(f"/proc/{entry.name}/stat").read_bytes().rpartition(b")")[2].split()
             parents[int(entry.name)] = int(fields[1])
-    found = [pid]
-    for parent in found:  # the list grows during the loop
-        found += [child for child, above in parents.items() if above == parent]
-    return found
+    processes = [pid]
+    for parent in processes:  # the list grows during the loop
+        processes += [child for child, above in parents.items() if above == parent]
+    return processes
 
 
 def _send(pid: int, number: signal.Signals) -> None:

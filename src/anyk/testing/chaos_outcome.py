@@ -144,7 +144,7 @@ def chaos(
         train=["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
         resume=["resume", str(folder), "--trust", "--quiet", *problem],
         folder=folder,
-        cluster=parse_spec(cluster)[0],
+        cluster=cluster,
         faults=faults,
         requests=requests,
         temporary=scratch / "temporary",
@@ -191,8 +191,11 @@ def _check_possible(strategy: Strategy, cluster: str, faults: FaultPlan) -> None
         raise BadInput(f"faults are injected into workers of {' and '.join(FINDERS)}, not of cluster '{name}'")
     if name != "nodes" and (kinds := [kind for kind in OF_NODES if faults.amounts[kind]]):
         raise BadInput(f"{' and '.join(kinds)} needs the cluster 'nodes', not '{name}'")
-    if faults.node_kill and "slices" in parse_spec(cluster)[1]:
-        raise BadInput("node-kill ends a run whose nodes hold slices of the model; leave out slices")
+    keys = parse_spec(cluster)[1]
+    if faults.node_kill and "slices" in keys and keys.get("copies") != "2":
+        raise BadInput(
+            "node-kill ends a run whose nodes alone hold their slices of the model; add copies=2, or leave out slices"
+        )
     if faults.corrupt and not strategy.facts.compares_all:
         raise BadInput(
             f"corrupt needs a strategy that compares every message, such as draco; '{strategy.spec}' would use wrong "

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from anyk.base import BadInput, RunFailed, keyed_generator
+from anyk.base import BadInput, RunFailed, keyed_generator, parse_spec
 from anyk.clusters import is_stopped
 from anyk.runs.api import count_updates, faults_after, load_checkpoint
 from anyk.testing.chaos_faults import OF_NODES, FaultPlan, slowness
@@ -56,11 +56,14 @@ class DisturbedTraining:
     ) -> None:
         self._arguments, self._resume, self._faults, self._tell = train, resume, faults, tell
         self._folder = folder
-        self._log, self._find = folder / "log.sqlite", FINDERS[cluster]
+        name, keys = parse_spec(cluster)
+        self._log, self._find = folder / "log.sqlite", FINDERS[name]
         self._requests, self.temporary = requests, temporary
         self._mark = str(self._requests)  # in the environment of all processes
         self._environment = os.environ | {MARK: self._mark, "TMPDIR": str(temporary)}
-        self._nodes = NodePrograms(self._environment) if cluster == "nodes" else None
+        self._nodes = None
+        if name == "nodes":
+            self._nodes = NodePrograms(self._environment, one_at_a_time="copies" in keys)
         self.injected, self.observed = Counter[str](), Counter[str]()
         self.samples: list[tuple[float, int]] = []
         self.marks: list[tuple[float, str]] = []

@@ -33,7 +33,7 @@ from anyk.protocol import (
     RequestMessage,
     Task,
 )
-from anyk.runs import Driver, Evaluate, RunLog, session, train
+from anyk.runs import Driver, Evaluate, LogWriter, RunLog, session, train
 from anyk.runs.api import EvaluationInfo, decisions, log_columns
 from anyk.strategies import strategy as build
 from anyk.testing.problems import Squares
@@ -71,7 +71,7 @@ _EVALUATED = (("frc:stragglers=1", 1, _N), ("uncoded:models=2", 2, _N), ("k-asyn
 
 def _run(strategy: Any, cluster: Cluster, steps: int, problem: Squares | None = None) -> Driver:
     problem = problem or Squares(strategy.layout.partitions)
-    driver = Driver(strategy, cluster, problem=problem, optimizer=GD(lr=0.5), log=RunLog(), steps=steps)
+    driver = Driver(strategy, cluster, problem=problem, optimizer=GD(lr=0.5), log=LogWriter(), steps=steps)
     with session(driver):
         driver.run()
     assert driver.ledger.counts.open == 0, f"the ledger does not balance: {driver.ledger.counts}"

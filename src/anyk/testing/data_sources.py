@@ -40,12 +40,7 @@ def check_data_source(spec: str, *, file: str | Path | None = None) -> None:
         data, repeated = (_loaded(spec, file, seed, sentences) for seed in _SEEDS)
     _check_rows(data)
     _check_targets(data)
-    for name in ("X_train", "y_train", "X_test", "y_test"):
-        first, second = getattr(data, name), getattr(repeated, name)
-        assert _equal(first, second), f"{name} differs from one call to the next, with the same spec"
-    assert data.classes == repeated.classes, (
-        f"classes differ from one call to the next: {data.classes}, {repeated.classes}"
-    )
+    _check_repeated(data, repeated)
     for sentence in sentences:
         assert isinstance(sentence, str), f"progress() receives {sentence!r}, not a sentence"
     if before is not None and file is not None:
@@ -71,6 +66,15 @@ def _loaded(spec: str, file: Path | None, seed: int, sentences: list[Any]) -> Da
     finally:
         np.random.set_state(earlier)  # noqa: NPY002
     return data
+
+
+def _check_repeated(data: Dataset, repeated: Dataset) -> None:
+    for name in ("X_train", "y_train", "X_test", "y_test"):
+        first, second = getattr(data, name), getattr(repeated, name)
+        assert _equal(first, second), f"{name} differs from one call to the next, with the same spec"
+    assert data.classes == repeated.classes, (
+        f"classes differ from one call to the next: {data.classes}, {repeated.classes}"
+    )
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -91,10 +91,10 @@ class Fate:
 
     def _advance(self, kind: str, worker: int, pick: int, moment: float) -> Event | None:
         """Return an event of an open chunk; a worker of a resumed run starts its chunk again."""
-        places = self.open(worker)
-        if not places:
+        chunks = self.open(worker)
+        if not chunks:
             return None
-        task, index = places[pick % len(places)]
+        task, index = chunks[pick % len(chunks)]
         record = self.world.tasks[task]
         if kind == "fail":
             record.status[index] = "failed"

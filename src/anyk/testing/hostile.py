@@ -142,22 +142,26 @@ class Play:
         aim = world.step + _ENOUGH
         self._alive()
         for _ in range(_PATIENCE):
-            pending = [place for place in pending if world.status(place) in ("open", "arrived")]
+            pending = [chunk for chunk in pending if world.status(chunk) in ("open", "arrived")]
             if world.stopped is not None or (world.step >= aim and not pending):
                 return
-            busy = min((place for worker in world.present for place in self.fate.open(worker)), default=None)
-            if world.measures:
-                self._act("measured", 0)
-            elif busy is not None:
-                self._act("work", world.tasks[busy[0]].worker)
-            elif world.alarms:
-                self._act("alarm", 0)
+            self._continue()
             self._alive()
         if world.step < aim:
             raise Broken("starved", f"it took fewer than {_ENOUGH} steps in {_PATIENCE} events in which all went well")
         task, chunk = pending[0]
         has = "is open" if world.status(pending[0]) == "open" else "has arrived"
         raise Broken("forgotten", f"task {task}, chunk {chunk}, which {has}, is neither used nor cancelled")
+
+    def _continue(self) -> None:
+        """Let what comes first happen: an answer, work on the oldest chunk, or an alarm."""
+        oldest = min((chunk for worker in self.world.present for chunk in self.fate.open(worker)), default=None)
+        if self.world.measures:
+            self._act("measured", 0)
+        elif oldest is not None:
+            self._act("work", self.world.tasks[oldest[0]].worker)
+        elif self.world.alarms:
+            self._act("alarm", 0)
 
     def _act(self, kind: str, worker: int) -> None:
         if self.world.stopped is None:

@@ -118,7 +118,7 @@ class _Trial:
     def _check_out(self, w: Vector, t: int, twin: State, stepped: Vector, state: State) -> None:
         """Take the same step with ``out``, and compare model and state."""
         out = np.full_like(self.w, np.nan)
-        returned = self.optimizer.step(w, self.gradients[t].copy(), twin, t, _SCALES[t], out)
+        returned = self.optimizer.step(w, self.gradients[t].copy(), twin, t, scale=_SCALES[t], out=out)
         assert returned is out, f"step {t} does not return the vector out that it was given"
         assert _same(out, stepped), f"step {t} gives another model in out than without it"
         _check_state(twin, {"out": out}, f"step {t}")
@@ -130,14 +130,14 @@ class _Trial:
 
     def _check_order(self, models: Sequence[Vector]) -> None:
         """Take the steps of two trajectories in turn, of which one is later by a step, and a step out of order."""
-        states, places = [self._start(), self._start()], [self.w, self.w]
+        states, newest = [self._start(), self._start()], [self.w, self.w]
         self._step(self.w, self._start(), _STEPS - 1)
         for t in range(_STEPS + 1):
             for which in (0, 1):
                 step_number = t - which
                 if 0 <= step_number < _STEPS:
-                    places[which] = self._step(places[which], states[which], step_number)
-                    assert _same(places[which], models[step_number]), (
+                    newest[which] = self._step(newest[which], states[which], step_number)
+                    assert _same(newest[which], models[step_number]), (
                         f"step {step_number} depends on the other steps that the object has taken; all state belongs "
                         "into the dictionary that start() returns"
                     )
@@ -207,7 +207,7 @@ class _Trial:
         """Take every step in slices, in any order, if the optimiser can, and compare model and state."""
         random = keyed_generator(1, "check-optimizer", "slices")
         size = self.w.size
-        wholes, state, w = self._start(), self._start(), self.w
+        whole_state, state, w = self._start(), self._start(), self.w
         for t in range(_STEPS):
             cuts = np.unique([0, min(1, size), size // 5, size // 2, size]).tolist()
             slices = [slice(first, last) for first, last in pairwise(cuts)]
@@ -217,11 +217,11 @@ class _Trial:
                     return
                 for which in random.permutation(len(slices)).tolist():
                     take(slices[which], self.gradients[t][slices[which]].copy())
-            of_all = self._step(w, wholes, t)
+            of_all = self._step(w, whole_state, t)
             claim = f"the class declares by_coordinate, but step {t}"
             assert _near(out, of_all, w), f"{claim} in slices is not the step of the whole model"
-            for name in wholes:
-                assert name in state and _near(state[name], wholes[name], wholes[name]), (
+            for name in whole_state:
+                assert name in state and _near(state[name], whole_state[name], whole_state[name]), (
                     f"{claim} in slices leaves another '{name}' in the state: a slice must change its part in place, "
                     "by its own coordinates alone"
                 )

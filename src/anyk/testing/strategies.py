@@ -10,7 +10,7 @@ from anyk.base import BadInput, keyed_generator, parse_spec
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
 from anyk.protocol import Running, Strategy, Workers
-from anyk.runs import Driver, RunLog, session
+from anyk.runs import Driver, LogWriter, session
 from anyk.runs.api import decisions, log_columns
 from anyk.strategies import registry
 from anyk.strategies import strategy as build_strategy
@@ -98,7 +98,7 @@ def _drive(
 ) -> list[tuple[object, ...]]:
     """Return the decisions of a run, which is saved and resumed at the step ``interrupted``, if not None."""
     fresh = copy.deepcopy(strategy)
-    log = RunLog()
+    log = LogWriter()
     driver = Driver(strategy, _cluster(strategy, outages, seed), log=log, steps=interrupted or steps)
     with session(driver):
         driver.run()

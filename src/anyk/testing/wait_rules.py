@@ -239,14 +239,19 @@ def _check_planning(rule: Wait, workers: int, random: np.random.Generator) -> No
                 f"required_replies() is {required} after {change:.4g} s and {asked} after {later:.4g} s, a change that "
                 "changes() does not name"
             )
-        for replies in range(1, workers + 1):
-            for _ in range(3):
-                moment = _random_moment(code, replies, seconds, random)
-                assert _asked(rule, moment) == (replies >= required), (
-                    f"required_replies() says that {required} replies end a round after {seconds:.4g} s, but enough() "
-                    f"is {_asked(rule, moment)} {moment}"
-                )
+        _check_required(rule, code, required, seconds, random)
     _check_pace(rule, workers)
+
+
+def _check_required(rule: Wait, code: Code, required: int, seconds: float, random: np.random.Generator) -> None:
+    """Ask whether any number of replies is enough after these seconds."""
+    for replies in range(1, code.workers + 1):
+        for _ in range(3):
+            moment = _random_moment(code, replies, seconds, random)
+            assert _asked(rule, moment) == (replies >= required), (
+                f"required_replies() says that {required} replies end a round after {seconds:.4g} s, but enough() "
+                f"is {_asked(rule, moment)} {moment}"
+            )
 
 
 def _random_moment(code: Code, replies: int, seconds: float, random: np.random.Generator) -> _Moment:

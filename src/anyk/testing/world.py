@@ -182,8 +182,8 @@ class World:
             raise Broken("collect", f"the message of task {task} is asked for, and it is sent by itself or asked twice")
         if not set(chunk.partitions[: record.progress[index]]).issuperset(command.partitions):
             raise Broken("collect", f"worker {worker} is asked for partitions that it has not finished")
-        for place in command.messages:
-            self._arrived(place, f"added to the message of task {task}")
+        for message in command.messages:
+            self._arrived(message, f"added to the message of task {task}")
         record.requested.add(index)
         record.chunks[index] = chunk._replace(partitions=command.partitions, coefficients=command.coefficients)
         self.inside[task, index] = list(zip(command.messages, command.weights, strict=True))
@@ -233,9 +233,9 @@ class World:
 
     def _mix(self, command: Mix) -> None:
         slot = self._check_slot(command.slot)
-        for place, _ in self._use(command.messages, command.weights, _keep_list(command)):
-            if not self.tasks[place[0]].chunks[place[1]].steps:
-                raise Broken("mix", f"task {place[0]} is a gradient, and models are averaged")
+        for message, _ in self._use(command.messages, command.weights, _keep_list(command)):
+            if not self.tasks[message[0]].chunks[message[1]].steps:
+                raise Broken("mix", f"task {message[0]} is a gradient, and models are averaged")
         moved = [] if command.relative else list(command.weights)
         _check_total(f"'{slot}' is averaged", [*moved, command.share, *(weight for _, weight in command.others)])
         for other, _ in command.others:
@@ -245,16 +245,16 @@ class World:
     def _use(self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place]) -> list[tuple[Place, Any]]:
         """Mark messages, and those added to them, as used or kept; return all with their weights in the sum."""
         used: list[tuple[Place, Any]] = list(zip(messages, weights, strict=True))
-        for place, weight in used:  # the list grows during the loop
-            self._arrived(place, "used")
-            stays = place in keep or self.status(place) == "kept"
-            self.tasks[place[0]].status[place[1]] = "kept" if stays else "used"
-            used.extend((other, weight * share) for other, share in self.inside.pop(place, ()))
+        for message, weight in used:  # the list grows during the loop
+            self._arrived(message, "used")
+            stays = message in keep or self.status(message) == "kept"
+            self.tasks[message[0]].status[message[1]] = "kept" if stays else "used"
+            used.extend((other, weight * share) for other, share in self.inside.pop(message, ()))
         return used
 
-    def _arrived(self, place: Place, what: str) -> Place:
+    def _arrived(self, message: Place, what: str) -> Place:
         """Return a message that has arrived and is unused, or raise :class:`Broken`; ``what``: its use."""
-        task, index = place
+        task, index = message
         record = self.tasks.get(task)
         status = "never dispatched" if record is None else record.status[index]
         if status not in ("arrived", "kept"):
@@ -265,7 +265,7 @@ class World:
             }
             reason = lateness.get(status, f"though it was {status}")
             raise Broken("message", f"the message of task {task}, chunk {index}, is {what} {reason}")
-        return place
+        return message
 
     def _check_slot(self, slot: str) -> str:
         if slot not in self.versions:
@@ -295,8 +295,8 @@ class World:
         self.questions.append(DriftMeasured(self.now, command.worker, command.task, command.chunk, value))
 
     def _measure_noise(self, command: MeasureNoise) -> None:
-        for place in command.messages:
-            self._arrived(place, "compared")
+        for message in command.messages:
+            self._arrived(message, "compared")
         mean = float(self.noise.exponential())
         factor = float(self.noise.uniform(1.0, 3.0))
         self.questions.append(NoiseMeasured(self.now, len(command.messages), mean * factor, mean))
@@ -308,9 +308,9 @@ class World:
             states = {task, chunk.state}
             self.states[record.worker] = states if certain else self.states[record.worker] & states
 
-    def status(self, place: Place) -> str:
+    def status(self, chunk: Place) -> str:
         """Return the status of a chunk."""
-        return self.tasks[place[0]].status[place[1]]
+        return self.tasks[chunk[0]].status[chunk[1]]
 
 
 def _keep_list(command: Combine | Mix) -> Sequence[Place]:

@@ -124,27 +124,27 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
     """Draw residual against stragglers: random sets on the left, an adversary's on the right, closed forms as lines."""
     if not curves:
         raise BadInput("there is no code to draw")
-    with picture(path, (11.0, 4.8), columns=2) as (figure, both):
+    with picture(path, (11.0, 4.8), columns=2) as (figure, (random, chosen)):
         for i, curve in enumerate(curves):
             colour = COLOURS[i % len(COLOURS)]
             uncovered = bool(curve.stragglers[0] == 0 and curve.random[0] > EXACT)
             name = curve.code.spec + " (some partitions on no worker)" * uncovered
-            both[0].errorbar(curve.stragglers, curve.random, 2 * curve.spread, color=colour, fmt="o", ms=4, label=name)
+            random.errorbar(curve.stragglers, curve.random, 2 * curve.spread, color=colour, fmt="o", ms=4, label=name)
             unknown = np.isnan(curve.expected).all()
             look: ByName = {"lw": 0.8, "alpha": 0.5, "ls": ":"} if unknown else {"lw": 1.6}
-            both[0].plot(curve.stragglers, curve.random if unknown else curve.expected, color=colour, **look)
-            both[1].plot(curve.stragglers, curve.adversarial, ":", color=colour, lw=0.8, label=name)
+            random.plot(curve.stragglers, curve.random if unknown else curve.expected, color=colour, **look)
+            chosen.plot(curve.stragglers, curve.adversarial, ":", color=colour, lw=0.8, label=name)
             for marked, fill in ((curve.exact, colour), (~curve.exact, "none")):
-                points = curve.stragglers[marked], curve.adversarial[marked]
-                both[1].plot(*points, "o", color=colour, ms=4, mfc=fill)
-            both[1].plot(curve.stragglers, curve.bound, color=colour, lw=1.2, ls="--")
+                chosen.plot(curve.stragglers[marked], curve.adversarial[marked], "o", color=colour, ms=4, mfc=fill)
+            chosen.plot(curve.stragglers, curve.bound, color=colour, lw=1.2, ls="--")
         closed_forms = any(not np.isnan(curve.expected).all() for curve in curves)
         bounded = any(not np.isnan(curve.bound).all() for curve in curves)
-        both[0].set_title("random stragglers" + "\n(points: 2 standard errors; lines: closed forms)" * closed_forms)
+        random.set_title("random stragglers" + "\n(points: 2 standard errors; lines: closed forms)" * closed_forms)
         hollow = "hollow: found by search, at least this"
-        both[1].set_title(f"stragglers chosen to hurt\n({hollow}{'; dashed: bounds' * bounded})")
+        chosen.set_title(f"stragglers chosen to hurt\n({hollow}{'; dashed: bounds' * bounded})")
         top = max(1.02, max(float(np.nanmax(curve.adversarial)) for curve in curves) * 1.02)
-        for axes, label in zip(both, ("residual (root mean square)", "residual (largest found)"), strict=True):
+        labelled = ((random, "residual (root mean square)"), (chosen, "residual (largest found)"))
+        for axes, label in labelled:
             axes.set(xlabel=f"stragglers of {curves[0].code.workers} workers", ylabel=label, ylim=(-0.02, top))
             axes.legend(loc="upper left")
     return figure

@@ -98,11 +98,11 @@ def draw_scale(scaling: ScaleResult, path: str | Path | None) -> Figure:
     """Draw the seconds of a step against the number of nodes, a line for each way, and what takes no network."""
     with picture(path, (8.6, 5.0)) as (figure, axes):
         for i, way in enumerate(WAYS):
-            known = [(row.nodes, row.of(way).seconds) for row in scaling.rows if row.of(way).seconds is not None]
-            if known:
+            points = [(row.nodes, row.of(way).seconds) for row in scaling.rows if row.of(way).seconds is not None]
+            if points:
                 marker, dash = _LOOKS[way]
                 label = f"{way}, uncoded" if way == "all-reduce" else f"{way}, {scaling.strategy}"
-                axes.plot(*zip(*known, strict=True), color=COLOURS[i], marker=marker, ls=dash, label=label)
+                axes.plot(*zip(*points, strict=True), color=COLOURS[i], marker=marker, ls=dash, label=label)
         waiting = [(row.nodes, row.waiting.seconds) for row in scaling.rows if row.waiting.seconds]
         if waiting:
             axes.plot(*zip(*waiting, strict=True), color=LIGHT["dim"], ls=":", label=f"no network, {scaling.strategy}")

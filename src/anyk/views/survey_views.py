@@ -55,13 +55,13 @@ def pairs_table(survey: MachineSurvey) -> list[Any]:
     rows = []
     for low, high in sorted(pairs, key=slowest)[:_PAIRS]:
         trips = [reads[pair].round_trip for pair in ((low, high), (high, low))]
-        known = [trip for trip in trips if trip is not None]
+        measured = [trip for trip in trips if trip is not None]
         rows.append(
             [
                 f"{low} and {high}",
                 _megabytes(rate(high, low)),
                 _megabytes(rate(low, high)),
-                f"{1e3 * min(known):.2f}" if known else "–",
+                f"{1e3 * min(measured):.2f}" if measured else "–",
             ]
         )
     if not rows:

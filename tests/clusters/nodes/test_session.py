@@ -27,6 +27,7 @@ from anyk.clusters.nodes.session import (
     NodeBroken,
     NodeWatch,
     OfferedPart,
+    Release,
     Session,
     Show,
     TakeStep,
@@ -165,7 +166,7 @@ def test_an_acknowledgement_of_what_was_never_told_is_refused():
 MESSAGES = [
     Told(1, 2, 3, Report(1, 5, text="a"), ("<f8", 3), Offered(b"k", 24, (b"d",))),
     WorkerEnded(1, 2, 3, "killed", 1),
-    Done(1, 7, digest=1 << 62, squares=[0.5, 2.0], offered=[("0.exp_avg", ("<f4", 2), Offered(b"k", 8, (b"d",)))]),
+    Done(1, 7, 0, digest=1 << 62, squares=[0.5, 2.0], offered=[("0.exp_avg", ("<f4", 2), Offered(b"k", 8, (b"d",)))]),
 ]
 PART = OfferedPart(64, Offered(b"k", 8, (b"d",)), "host:1")
 MIXED = StepPlan("model", 3, [(1, 0)], [0.5], mix=MixPlan((ModelTerm("other", 2, -0.25),), ("slowmo", 0.5)))
@@ -175,16 +176,17 @@ ORDERS = [
     Give(1, 2, b"orders", [("model", 3), (4, 0)]),
     Kill(1, 2),
     Drop(1, [("model", 1), (3, 0)], [b"k"], [5]),
-    Hold(1, 2, "model", b"pickled", [("0.step:number", ("<f4", 1), PART)], (("<f8", 2), PART)),
-    Hold(1, 2, "model", b"pickled", None, None),
-    Collect(1, 2, 1 << 19, PART.offered, "host:1"),
-    CollectAlso(1, 2, b"k", "host:2"),
-    TakeStep(1, 2, MIXED, [("model", 3), ("other", 2)]),
-    TakeStep(1, 2, LATE, [("model", 3)]),
-    TakeStep(1, 2, LATE, [("model", 3)], 0.5),
-    MeasureStep(1, 2, MIXED, [("model", 3)]),
-    Measure(1, 2, [(1, 1.0), (2, -1.0)]),
-    Show(1, 2, "model", 3),
+    Hold(1, 2, 3, "model", b"pickled", [("0.step:number", ("<f4", 1), PART)], (("<f8", 2), PART)),
+    Hold(1, 2, 3, "model", b"pickled", None, None),
+    Collect(1, 2, 3, 1 << 19, PART.offered, "host:1"),
+    CollectAlso(1, 2, 3, b"k", "host:2"),
+    TakeStep(1, 2, 3, MIXED, [("model", 3), ("other", 2)]),
+    TakeStep(1, 2, 3, LATE, [("model", 3)]),
+    TakeStep(1, 2, 3, LATE, [("model", 3)], 0.5),
+    MeasureStep(1, 2, 3, MIXED, [("model", 3)]),
+    Measure(1, 2, 3, [(1, 1.0), (2, -1.0)]),
+    Show(1, 2, 3, "model", 3),
+    Release(1, 2, 3),
 ]
 
 

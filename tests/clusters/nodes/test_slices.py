@@ -25,6 +25,7 @@ from anyk.clusters.nodes.session import (
     Hold,
     Measure,
     OfferedPart,
+    Release,
     Show,
     TakeStep,
 )
@@ -119,10 +120,11 @@ class Node:
     def arrive(self, read: int, content: Vector | None) -> None:
         if content is not None:
             self.reads[read][:] = content.tobytes()
-        assert self.holding.finished(read, complete=content is not None)
+        assert self.holding.finished(read, b"k", complete=content is not None)
 
     def hold(self, made: Optimizer, states: Any = None) -> None:
         self.holding.obey(Hold(1, 90, 3, "model", pickle.dumps(made), states, None))
+        self.holding.look()
 
 
 def collect(node: Node, number: int, content: Vector) -> None:
@@ -189,12 +191,12 @@ def test_messages_of_the_node_itself_are_not_read() -> None:
     node = Node()
     node.messages[b"own"] = np.arange(float(SIZE))
     node.holding.obey(Collect(1, 1, 3, 8 * FIRST, OWN, "here:1"))
-    assert not node.reads and node.told == [Done(1, 1, 3)]
+    assert not node.reads and node.told == [Done(1, 1, 3, key=b"own")]
     node.holding.obey(Collect(1, 2, 3, 8 * FIRST, REMOTE, "there:1"))
     node.holding.obey(CollectAlso(1, 2, 3, b"third", "third:1"))
     assert node.also == [(1, "third:1")] and len(node.told) == 1
     node.holding.obey(CollectAlso(1, 2, 3, b"own", "here:1"))
-    assert node.stopped == [1] and node.told[-1] == Done(1, 2, 3)
+    assert node.stopped == [1] and node.told[-1] == Done(1, 2, 3, key=b"own")
     node.holding.obey(Measure(1, 3, 3, [(1, 1.0), (2, -1.0)]))
     node.holding.look()
     assert node.told[-1].squares == [0.0, 0.0]
@@ -212,7 +214,7 @@ def test_what_does_not_arrive_intact_or_finite_is_told() -> None:
         message = np.ones(LAST - FIRST)
         message[3] = value
         collect(node, 2, message)
-        assert node.told[-1] == Done(1, 2, 3, "not finite")
+        assert node.told[-1] == Done(1, 2, 3, "not finite", key=b"k")
         node.holding.forget_messages([2])
 
 
@@ -220,7 +222,7 @@ def test_a_dropped_message_is_stopped_and_its_memory_used_again() -> None:
     node = Node()
     node.holding.obey(Collect(1, 1, 3, 8 * FIRST, REMOTE, "there:1"))
     node.holding.forget_messages([1])
-    assert node.stopped == [1] and not node.holding.finished(1, complete=True)
+    assert node.stopped == [1] and not node.holding.finished(1, b"k", complete=True)
     node.holding.obey(Collect(1, 2, 3, 8 * FIRST, REMOTE, "there:1"))
     assert np.shares_memory(np.frombuffer(node.reads[2]), np.frombuffer(node.reads[1]))
     node.holding.close()
@@ -238,12 +240,58 @@ def test_given_states_and_factors_are_read_before_a_step() -> None:
     node.arrive(1, momentum)
     assert not node.told
     node.arrive(2, factors)
+    node.holding.look()
     assert node.told == [Done(1, 90, 3)]
     collect(node, 1, np.ones(LAST - FIRST))
     ask_step(node, [1])
     w = node.vectors.models["model", 0][FIRST:LAST]
     expected = made.step(w, 0.5 + 0.25 * w, {name: momentum.copy()}, 0)
     np.testing.assert_array_equal(node.vectors.models["model", 1][FIRST:LAST], expected)
+
+
+def test_one_that_is_handed_a_slice_reads_and_offers_the_models_in_use() -> None:
+    node, made = Node(), optimizer("gd", lr=1.0)
+    models = [("model", 0), ("model", 1)]
+    node.vectors.models[models[1]] = np.arange(float(SIZE))
+    node.vectors.missing.add(models[0])
+    node.holding.obey(Hold(1, 90, 3, "model", pickle.dumps(made), [], None, needs=models, offers=models[1:]))
+    node.holding.look()
+    assert not node.told and node.vectors.fetched == models[:1] and node.holding.needs(models[0])
+    node.vectors.missing.clear()
+    node.holding.look()
+    ((_, _, offered),) = node.told[0].offered
+    assert bytes(node.offered[offered.key]) == np.arange(float(FIRST), float(LAST)).tobytes()
+    assert not node.holding.needs(models[0])
+
+
+def test_a_step_waits_for_its_messages_and_its_turn() -> None:
+    node = Node()
+    node.hold(optimizer("gd", lr=1.0))
+    ask_step(node, [1])
+    node.holding.obey(Show(1, 60, 3, "model", 1))
+    node.holding.look()
+    assert [done.number for done in node.told] == [90]
+    collect(node, 1, np.ones(LAST - FIRST))
+    node.holding.look()
+    assert [done.number for done in node.told] == [90, 1, 50, 60]
+
+
+def test_what_is_released_is_forgotten_and_can_be_handed_over_again() -> None:
+    node = Node()
+    node.hold(optimizer("gd", lr=1.0))
+    collect(node, 1, np.ones(LAST - FIRST))
+    ask_step(node, [1])
+    node.holding.obey(Collect(1, 2, 3, 8 * FIRST, REMOTE, "there:1"))
+    node.holding.obey(Measure(1, 70, 3, [(2, 1.0)]))
+    node.holding.obey(Release(1, 0, 3))
+    assert not node.offered and node.stopped == [2], "neither its offers nor its reads go on"
+    told = len(node.told)
+    node.holding.look()
+    assert len(node.told) == told, "nor its orders"
+    node.hold(optimizer("gd", lr=1.0), [])
+    collect(node, 3, np.ones(LAST - FIRST))
+    ask_step(node, [3], version=1)
+    assert node.told[-1].number == 50 and not node.told[-1].failure
 
 
 def test_layouts_that_slices_cannot_have_are_named() -> None:

@@ -23,16 +23,20 @@ class Network:
         self.ends: dict[int, bool] = {}
         self.frozen: set[str] = set()
         self.offers: dict[str, Offers] = {}
-        self.reads = Reads(self._ask, lambda number, complete: self.ends.update({number: complete}), lambda: self.time)
+        self.keys: dict[int, bytes] = {}  # under which most of each read came
+        self.reads = Reads(self._ask, self._end, lambda: self.time)
+
+    def _end(self, number: int, complete: bool, key: bytes) -> None:
+        self.ends[number], self.keys[number] = complete, key
 
     def source(self, address: str, data: bytes | None) -> ByteSource:
         self.offers[address] = Offers(
             lambda who, frames: self.mail.append((address, False, [bytes(frame) for frame in frames]))
         )
         if data is not None:
-            self.offers[address].put(KEY, memoryview(data))
+            self.offers[address].put(KEY + address.encode(), memoryview(data))
         self.reads.connected(address)
-        return ByteSource(address, KEY)
+        return ByteSource(address, KEY + address.encode())
 
     def _ask(self, address: str, frames: object) -> None:
         self.asked.append((address, int.from_bytes(frames[1][8:16], "little") // PIECE))
@@ -100,6 +104,7 @@ def test_a_frozen_source_is_replaced_but_not_asked_again():
     network.reads.look()
     network.deliver()
     assert network.ends == {1: True} and into == DATA
+    assert network.keys == {1: KEY + b"b"}, "that under which most came"
     assert [address for address, _ in network.asked].count("a") == WINDOW
     network.frozen.clear()
     network.deliver()  # what comes late changes nothing

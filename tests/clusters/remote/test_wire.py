@@ -37,8 +37,10 @@ def test_ray_unpickles_nothing_from_actors() -> None:
     pytest.importorskip("ray")
     done = subprocess.run([sys.executable, ATTACKS], capture_output=True, text=True, timeout=280)
     outcomes = {name: (ended, ran) for name, ended, ran in map(json.loads, done.stdout.splitlines())}
-    assert len(outcomes) == 6, done.stdout + done.stderr[-3000:]
+    assert len(outcomes) == 8, done.stdout + done.stderr[-3000:]
     assert outcomes.pop("none") == ("3 steps", False)
+    ended, ran = outcomes.pop("objects_in_slices")
+    assert "worker 0: its bytes did not arrive intact" in ended and not ran
     for name, (ended, ran) in outcomes.items():
         assert ended.startswith("RunFailed: worker 0") and not ran, (name, ended, ran)
         assert "\n" not in ended

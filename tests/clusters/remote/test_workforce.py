@@ -55,7 +55,7 @@ def test_workers_that_cannot_start_end_the_run_at_once(blame: int) -> None:
     assert max(cluster.starts) == 5
 
 
-def test_workers_that_end_for_different_reasons_are_started_again() -> None:
+def test_workers_that_end_for_other_reasons_start_again() -> None:
     cluster = Failing(1, lambda worker, start: f"machine {start} was taken away" if start < 8 else "lost")
     cluster.patience = 6
     with pytest.raises(anyk.RunFailed, match="did not start: machine 6 was taken away, 6 times in a row"):

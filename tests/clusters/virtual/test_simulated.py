@@ -184,7 +184,7 @@ def test_nothing_is_remembered_of_tasks_that_have_ended(spec, logged):
             seen[name] += len(tasks)
 
     driver = Driver(strategy, cluster, problem=problem, optimizer=anyk.optimizers.GD(lr=0.1) if logged else None,
-                    log=anyk.runs.RunLog() if logged else None, steps=30, on_event=look)  # fmt: skip
+                    log=anyk.runs.LogWriter() if logged else None, steps=30, on_event=look)  # fmt: skip
     with session(driver):
         driver.run()
     assert seen[{"m": "delivered", "f": "unwanted", "t": "requests"}[spec[0]]] or (spec[0] == "t" and not logged)

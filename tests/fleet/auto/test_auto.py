@@ -292,7 +292,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert "auto:measure=12" in CliRunner().invoke(main, [*words, "--strategy", "auto:measure=12", "--settings"]).output
 
 
-def test_candidates_pass_the_same_admission_as_strategies_of_train() -> None:
+def test_candidates_are_admitted_as_strategies_of_train_are() -> None:
     """A data loader's mini-batches are spread over the partitions, which six cannot share."""
     torch = pytest.importorskip("torch")
     x, y = torch.randn(24, 3), torch.randn(24, 1)

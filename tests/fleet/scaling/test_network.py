@@ -31,7 +31,7 @@ def test_rates_in_bits_lose_what_ethernet_takes_and_bytes_do_not(text, megabytes
 @pytest.mark.parametrize(
     "text", ["10G", "10Gb", "10GB", "10gb/s", "100mb/s", "1e9", "", "Gb/s", "-1Gb/s", "nanGb/s", "fast"]
 )
-def test_rates_that_may_mean_either_are_refused_with_what_to_write(text):
+def test_ambiguous_rates_are_refused_with_what_to_write(text):
     with pytest.raises(BadInput, match=r"write bits as in 10Gb/s or 10Gbit/s .* or bytes as in 100MB/s"):
         NodeLink.read(text)
 

@@ -51,7 +51,7 @@ def test_on_a_fast_network_only_the_waiting_is_left():
     assert abs(row.waiting_for_all.seconds - expected) < 5 * row.waiting_for_all.error
 
 
-def test_transfers_overlap_with_waiting_but_take_no_less_than_either():
+def test_transfers_overlap_waiting_and_take_no_less_than_either():
     for way in ("star", "slices"):
         with_delays = seconds("frc:load=2", way, delays="exp:mean=0.5")
         alone = seconds("frc:load=2", way)
@@ -59,7 +59,7 @@ def test_transfers_overlap_with_waiting_but_take_no_less_than_either():
         assert max(alone, waiting.seconds) < with_delays < alone + waiting.seconds + 0.3
 
 
-def test_a_message_that_comes_alone_takes_as_long_as_its_worker_sends():
+def test_a_message_that_comes_alone_takes_its_workers_full_time():
     """Slices of a late message come from one link only: (N - 1) / N of a vector, not 1 / N."""
     late = {"delays": anyk.delays.TableDelays(np.array([[0.0] * 7 + [5.0]]), by="round"), "steps": 3}
     vector = SIZE / GIGABIT.bandwidth
@@ -90,7 +90,7 @@ def test_a_slow_node_is_felt_where_everybody_reads_from_it():
         ("draco:byzantine=1", "replies are compared"),
     ],
 )
-def test_strategies_without_slices_have_the_reason_in_their_place(spec, reason):
+def test_strategies_without_slices_say_why(spec, reason):
     row = scale(spec, parameters=1e6, network=GIGABIT, nodes=(8,)).rows[0]
     assert reason in row.slices.reason and row.slices.seconds is None
     assert row.star.seconds > 0 and row.best is not None

@@ -16,7 +16,7 @@ from anyk.clusters.virtual import computing
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 from anyk.runs.log import queries
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 
 pytestmark = pytest.mark.in_process
 
@@ -111,7 +111,7 @@ def test_a_run_saved_while_messages_are_in_doubt_goes_on_alike(spec: str, monkey
         cluster = Simulated(6, delays="exp:mean=1", seed=3, byzantine=(BAD,))
         gd = anyk.optimizers.GD(lr=0.5)
         strategy = anyk.strategy(spec, workers=6)
-        return Driver(strategy, cluster, problem=problem(), optimizer=gd, log=RunLog(), steps=3, on_event=save)
+        return Driver(strategy, cluster, problem=problem(), optimizer=gd, log=LogWriter(), steps=3, on_event=save)
 
     calls = [0]
 

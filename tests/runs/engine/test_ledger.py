@@ -32,7 +32,7 @@ from anyk.protocol import (
 from anyk.runs.engine.counts import ENDINGS, Usage
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.versions import Versions
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.testing import Squares
 
 pytestmark = pytest.mark.in_process
@@ -48,7 +48,7 @@ class Books:
     """
 
     def __init__(self, slots: tuple[str, ...] = ("model",), *, quick: bool = False) -> None:
-        self.store, self.log = VectorStore(), None if quick else RunLog()
+        self.store, self.log = VectorStore(), None if quick else LogWriter()
         cluster = cast(Any, SimpleNamespace(store=self.store, publish=self._publish))
         layout = Layout(WORKERS, len(SIZES), (tuple(range(len(SIZES))),) * WORKERS, slots)
         self.versions = Versions(cluster, layout, None if quick else Squares(len(SIZES)), None)

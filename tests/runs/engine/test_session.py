@@ -10,7 +10,7 @@ import anyk
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters import Simulated
 from anyk.protocol import Alarm, Cancel, Chunk, Combine, Dispatch, Event, Layout, Reply, SetAlarm, Stop
-from anyk.runs import Driver, RunLog, session
+from anyk.runs import Driver, LogWriter, session
 from anyk.runs.engine.versions import Versions
 from anyk.testing.problems import Squares
 from anyk.testing.toy import Toy
@@ -22,7 +22,7 @@ def asks_all(toy: Toy) -> Sequence[Any]:
 
 def test_the_ledger_of_a_run_that_fails_is_closed() -> None:
     toy = Toy(2, asks_all, lambda toy, event: [Stop("enough", failed=True)])
-    driver = Driver(toy, Simulated(2, delays="constant:1"), log=RunLog(), steps=1)
+    driver = Driver(toy, Simulated(2, delays="constant:1"), log=LogWriter(), steps=1)
     with pytest.raises(RunFailed, match="enough"), session(driver):
         driver.run()
     assert driver.log is not None
@@ -116,7 +116,7 @@ def test_each_task_of_a_batch_has_its_own_time_of_cancellation() -> None:
             return [Combine("model", [(event.task, 0)], [1.0], "counted")]
         return []
 
-    driver = Driver(Toy(3, begin, react), Simulated(3, delays="constant:5"), log=RunLog(), steps=1)
+    driver = Driver(Toy(3, begin, react), Simulated(3, delays="constant:5"), log=LogWriter(), steps=1)
     with session(driver):
         driver.run()
     assert driver.log is not None

@@ -9,17 +9,17 @@ import pytest
 import anyk
 from anyk.clusters import Simulated
 from anyk.protocol import Chunk, Combine, Dispatch
-from anyk.runs import Driver, RunLog, session
+from anyk.runs import Driver, LogWriter, session
 from anyk.runs.engine.step_record import StepBegun, StepRecord
 from anyk.runs.log.schema import Update
 from anyk.testing.problems import Squares
 from anyk.testing.toy import Toy
 
 
-def drive(strategy: Any, steps: int) -> tuple[list[StepBegun], list[StepRecord], RunLog]:
+def drive(strategy: Any, steps: int) -> tuple[list[StepBegun], list[StepRecord], LogWriter]:
     begun: list[StepBegun] = []
     records: list[StepRecord] = []
-    log = RunLog()
+    log = LogWriter()
     driver = Driver(
         strategy,
         Simulated(strategy.layout.workers, delays=anyk.delays.Exponential(1.0), seed=3),

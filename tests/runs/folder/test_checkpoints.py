@@ -17,7 +17,7 @@ from anyk.clusters import Simulated
 from anyk.runs import evaluating, launch, training
 from anyk.runs.callbacks import Watching
 from anyk.runs.folder import checkpoints
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.schema import TABLES
 from anyk.testing import Squares
 
@@ -95,7 +95,7 @@ def test_an_unlisted_damaged_checkpoint_is_put_aside(tmp_path, monkeypatch):
     """It must not take the place of the one before, which is whole."""
     trained(tmp_path / "run", steps=6).close()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunLog, "checkpoint", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(LogWriter, "checkpoint", lambda *_: signal.raise_signal(signal.SIGINT))
         anyk.resume(tmp_path / "run", problem=Squares(4), steps=8)
     file = tmp_path / "run" / checkpoints.NAME
     flip(file, file.stat().st_size - 3)
@@ -236,7 +236,7 @@ def test_a_run_closes_itself_copies_and_pickles(tmp_path):
     finished = anyk.train(Squares(4), "uncoded", Simulated(4), steps=2)
     assert pickle.loads(pickle.dumps(finished)).receipt(2).used == finished.receipt(2).used
     closed = []
-    log = RunLog()
+    log = LogWriter()
     log._db.set_trace_callback(None)
     finalizer = log._closing
     del log

@@ -136,7 +136,7 @@ def test_a_reproduction_writes_through_no_link(kind, folders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("step", ["new_folder", "RunLog", "Driver", "write_sealed"])
+@pytest.mark.parametrize("step", ["new_folder", "LogWriter", "Driver", "write_sealed"])
 def test_ctrl_c_while_a_run_is_set_up_leaves_nothing_or_a_run(step, after, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     home = next(module for module in (training, launch) if hasattr(module, step))

@@ -13,6 +13,7 @@ from anyk.cli import main
 from anyk.runs.callbacks import Watching
 from anyk.runs.folder import checkpoints
 from anyk.runs.folder.config import NAME, read_config, write_plain
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.runlog import RunLog
 from anyk.testing import Squares
 
@@ -80,8 +81,8 @@ def test_a_checkpoint_that_is_being_written_is_no_damage(tmp_path, monkeypatch):
         else:
             listing(log, seq, digest)
 
-    unlisted, listing = [], RunLog.checkpoint
-    monkeypatch.setattr(RunLog, "checkpoint", list_some)
+    unlisted, listing = [], LogWriter.checkpoint
+    monkeypatch.setattr(LogWriter, "checkpoint", list_some)
     with pytest.raises(Killed):
         anyk.train(Squares(4), "frc:load=2", "simulated", workers=4, out=tmp_path / "run", checkpoint_every=0.0)
     assert damaged(tmp_path / "run") == set()
@@ -142,7 +143,7 @@ def test_a_log_that_is_wrong_though_it_is_sealed(change, found, folder):
         db.execute(change)
         db.execute("DELETE FROM seals")
     db.close()
-    log = anyk.runs.RunLog(folder / "log.sqlite")
+    log = anyk.runs.LogWriter(folder / "log.sqlite")
     log.flush()  # one seal over all
     log.close()
     assert "rows" not in damaged(folder)

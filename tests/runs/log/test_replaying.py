@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import anyk
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.strategies import registry
 from anyk.testing import Squares
 
@@ -99,12 +99,12 @@ def test_what_workers_forget_on_resume_is_told_and_replayed(spec, kept, first, t
         if first is None and log.rows("SELECT 1 FROM updates"):
             raise Killed
 
-    listing = RunLog.checkpoint
-    monkeypatch.setattr(RunLog, "checkpoint", listed)
+    listing = LogWriter.checkpoint
+    monkeypatch.setattr(LogWriter, "checkpoint", listed)
     more = {"steps": first or 5, "checkpoint_every": 10.0 if first else 0.0}
     with nullcontext() if first else pytest.raises(Killed):
         anyk.train(Squares(3), spec, cluster, optimizer=optimizer, out=tmp_path / "run", **more).close()
-    monkeypatch.setattr(RunLog, "checkpoint", listing)
+    monkeypatch.setattr(LogWriter, "checkpoint", listing)
     lines = []
     for steps in (9, 12):
         with anyk.resume(tmp_path / "run", problem=Squares(3), steps=steps, tell=lines.append) as run:

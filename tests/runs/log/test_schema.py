@@ -77,7 +77,7 @@ def seal(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]] = dict
         db.execute("DELETE FROM seals")
         db.execute("DELETE FROM checkpoints WHERE seq = (SELECT max(seq) FROM checkpoints)")
         db.commit()
-    log = anyk.runs.RunLog(folder / "log.sqlite")
+    log = anyk.runs.LogWriter(folder / "log.sqlite")
     log.flush()
     digest = checkpoints.save(folder, json.dumps(change(state | {"seal": log.seal})), vectors)
     (folder / checkpoints.OLDER).unlink(missing_ok=True)

@@ -153,8 +153,8 @@ class Agent:
                             return ""
                         case Heard(_, message):
                             self._obey(message)
-                        case ReadFinished(number, complete):
-                            self._on_read(number, complete)
+                        case ReadFinished(number, complete, key):
+                            self._on_read(number, complete, key)
                         case Refused(sentence):
                             self._said.say(sentence)
                         case Gone(_, reason):
@@ -268,7 +268,7 @@ class Agent:
                 run.vectors.drop(key)
         run.gone = waits
 
-    def _on_read(self, number: int, complete: bool) -> None:
+    def _on_read(self, number: int, complete: bool, key: bytes) -> None:
         run = self._run
         if run is None:
             return
@@ -276,7 +276,7 @@ class Agent:
             run.data_left.discard(number)
             if not complete:
                 self._carrier.tell(NodeBroken(run.brief.run, "the data that came does not match the driver's digests"))
-        elif not any(holding.finished(number, complete=complete) for holding in run.holdings.values()):
+        elif not any(holding.finished(number, key, complete=complete) for holding in run.holdings.values()):
             run.vectors.finished(number, complete=complete)
 
     # ------------------------------------------------------------------------------------------- workers
@@ -388,20 +388,30 @@ def serve(site: Site, port: int) -> str:
             return other_size(rank, site.place.size, driver.size)
         public, secret = zmq.curve_keypair()
         life = os.urandom(8).hex()
-        site.publish(SiteEntry(rank, public.decode(), life, versions(), site.place.size))
-        carrier = NodeCarrier(site.place.host, port, (public, secret), life, driver)
-        threading.Thread(target=_look_out, args=(site, carrier, driver), daemon=True).start()
-        reason = _live(carrier)
-        if reason in ("", NOT_ADMITTED, RANK_TAKEN):
-            return reason
-        if carrier.was_heard:
-            until = time.monotonic() + _RETURN
-            say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
+        reason = PROGRAM_ENDED
+        if _is_published(site, SiteEntry(rank, public.decode(), life, versions(), site.place.size)):
+            carrier = NodeCarrier(site.place.host, port, (public, secret), life, driver)
+            threading.Thread(target=_look_out, args=(site, carrier, driver), daemon=True).start()
+            reason = _live(carrier)
+            if reason in ("", NOT_ADMITTED, RANK_TAKEN):
+                return reason
+            if carrier.was_heard:
+                until = time.monotonic() + _RETURN
+                say(f"node {rank}: the driver is gone ({reason}); its workers here have ended")
         ended = driver.life if reason == PROGRAM_ENDED else ""
         following = wait_for(partial(site.driver, unlike=ended), max(0.0, until - time.monotonic()))
         if following is None or time.monotonic() > until:
             return f"no driver was heard for {_RETURN:.0f} s (the last: {reason})"
         driver = following
+
+
+def _is_published(site: Site, entry: SiteEntry) -> bool:
+    """Publish an entry, unless the store has ended with the driver that it named."""
+    try:
+        site.publish(entry)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _look_out(site: Site, carrier: NodeCarrier, driver: SiteEntry) -> None:

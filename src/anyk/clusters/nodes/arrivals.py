@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from anyk.base.arrays import Array, DType
-from anyk.clusters.contract import Report
-from anyk.clusters.nodes.node import Node
 from anyk.clusters.nodes.session import Told
-from anyk.clusters.nodes.wire import Offered, bytes_of
+from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
+from anyk.clusters.remote.wire import vector_type
 
 if TYPE_CHECKING:
     from anyk.clusters.nodes.carrier import DriverCarrier
@@ -23,15 +22,29 @@ Name = tuple[bytes, ...]  # a message's type, and the digests of its bytes
 class Announced:
     """A message that a worker has announced."""
 
-    def __init__(self, node: Node, told: Told) -> None:
-        self.node, self.worker, self.incarnation = node, told.worker, told.incarnation
-        self.report: Report = told.report
+    def __init__(self, told: Told, *, rank: int, address: str, free: Callable[[], None]) -> None:
+        """``rank``: its node's. ``address``: where its bytes are offered. ``free``: has its memory freed."""
+        self.worker, self.incarnation, self.report = told.worker, told.incarnation, told.report
         assert told.offered is not None
         self.offered: Offered = told.offered
+        self.rank, self.address, self.free = rank, address, free
 
-    def free(self) -> None:
-        """Have the message's memory freed."""
-        self.node.messages.append(self.offered.key)
+
+def announced_vector(told: Told, most: int) -> tuple[DType, int]:
+    """Return type and length of a message that is announced, of at most so many bytes.
+
+    Raises ValueError for what no worker announces.
+    """
+    offered = told.offered
+    assert offered is not None
+    if told.form is None:
+        raise ValueError("a message without its form")
+    kind, size = vector_type(told.form), told.form[1]
+    if size * kind.itemsize != offered.size or offered.size > max(most, 64):
+        raise ValueError(f"a message of {offered.size} bytes where at most {most} are expected")
+    if len(offered.digests) != -(-offered.size // PIECE) or len(offered.key) > 64:
+        raise ValueError(f"{len(offered.digests)} digests of {offered.size} bytes")
+    return kind, size
 
 
 class Receiver(Protocol):
@@ -62,12 +75,12 @@ class DriverReceiver:
 
     def begin(self, first: Announced, dtype: DType, size: int) -> tuple[int, Array]:
         number, vector = self._number(), np.empty(size, dtype=dtype)
-        self._carrier.read(number, bytes_of(vector), first.offered, [first.node.hello.address])
+        self._carrier.read(number, bytes_of(vector), first.offered, [first.address])
         return number, vector
 
     def also(self, number: int | None, content: Array, message: Announced) -> None:
         if number is not None:
-            self._carrier.read_also(number, message.node.hello.address, message.offered.key)
+            self._carrier.read_also(number, message.address, message.offered.key)
 
     def stop(self, number: int) -> None:
         self._carrier.stop(number)

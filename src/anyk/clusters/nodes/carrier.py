@@ -93,10 +93,11 @@ class Gone(NamedTuple):
 
 
 class ReadFinished(NamedTuple):
-    """A read is over."""
+    """A read is over; ``key``: that under which most of its bytes were offered."""
 
     number: int
     complete: bool
+    key: bytes
 
 
 class Refused(NamedTuple):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
+from anyk.clusters.nodes.node import Offering
 from anyk.clusters.nodes.session import OfferedPart
 from anyk.clusters.nodes.wire import Offered, bytes_of
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.steps import Place
 
-if TYPE_CHECKING:
-    from anyk.clusters.nodes.carrier import DriverCarrier
-
 
 class DriverStore(RemoteStore):
     """The driver's vectors, offered to nodes as soon as orders need them."""
 
-    def __init__(self, messages: Messages, carrier: DriverCarrier) -> None:
+    def __init__(self, messages: Messages, carrier: Offering) -> None:
         super().__init__(messages)
         self._carrier = carrier
         self._offered: dict[Key, Offered] = {}

@@ -22,8 +22,9 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 64.0  # seconds until a copy that lagged is made u
 
 
 class MessageSource(NamedTuple):
-    """A process that offers a whole message; ``rank``: its node's."""
+    """A process that offers a whole message of a worker; ``rank``: its node's."""
 
+    worker: int
     rank: int
     address: str
     offered: Offered
@@ -40,6 +41,7 @@ class SlicedMessage:
         self.sources = [source]
         self.frees: list[Callable[[], None]] = []  # the memory of all sources
         self.have: dict[int, set[int]] = {}  # ranks of the nodes that have it, by slice
+        self.givers: dict[int, int] = {}  # by slice, the worker whose replica was read first
         self.over = False  # whether it is where no single node's loss can take it, or has failed
         self.failure = ""
         self.whole: Vector | None = None  # once the driver has read it
@@ -110,21 +112,20 @@ class Holders:
         ``keep``: messages that they need for it. ``late`` is told further answers, with slice and rank. Raises
         :class:`~anyk.RunFailed` with the reason if it cannot be done.
         """
-        question = self._begin(order, self._pairs(), keep, late)
+        _, question = self._begin(order, self._pairs(), keep, late)
         self._cluster.wait_until(lambda: len(question.answers) == len(self.slices))
         return {number: question.answers[number] for number in self.slices}
 
     def ask_all(self, order: Callable[[int, int, int], ToHolder]) -> None:
         """Have all holders carry out an order, and wait for all of them."""
-        question = self._begin(order, self._pairs())
+        _, question = self._begin(order, self._pairs())
         self._cluster.wait_until(lambda: not question.open)
 
     def ask_one(self, slice_number: int, rank: int, order: Callable[[int, int, int], ToHolder]) -> Done | None:
         """Have one node carry out an order for a slice; return its answer, None if it gives none or could not."""
-        question = self._begin(order, [(slice_number, rank)])
+        number, question = self._begin(order, [(slice_number, rank)])
         self._cluster.wait_until(lambda: not question.open or self._cluster.silence(rank) > PATIENCE)
-        if question.open:
-            del self._questions[self._number]
+        self._questions.pop(number, None)
         return question.answers.get(slice_number, (rank, None))[1]
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -136,13 +137,13 @@ class Holders:
         pairs: Iterable[tuple[int, int]],
         keep: Sequence[SlicedMessage] = (),
         late: Callable[[int, int, Done], None] | None = None,
-    ) -> _Question:
+    ) -> tuple[int, _Question]:
         self._number += 1
         number, asked = self._number, list(pairs)
         question = self._questions[number] = _Question(set(asked), keep, late)
         for slice_number, rank in asked:
             self._cluster.tell_rank(rank, order(self._cluster.run, number, slice_number))
-        return question
+        return number, question
 
     def squared_norm(self, terms: Sequence[tuple[SlicedMessage, float]]) -> float:
         """Return the squared norm of a weighted sum of messages."""
@@ -184,7 +185,24 @@ class Holders:
     # ------------------------------------------------------------------------------------------- copies
 
     def _has_other(self, slice_number: int, rank: int) -> bool:
-        return any(other != rank for other in self.ranks[slice_number])
+        """Return whether another node can go on with a slice without ``rank``."""
+        return any(
+            self._can_go_on(slice_number, other, without=rank) for other in self.ranks[slice_number] if other != rank
+        )
+
+    def _can_go_on(self, slice_number: int, rank: int, without: int | None = None) -> bool:
+        """Return whether a node has its slice of each message that counts, or can read it from others."""
+        return all(
+            not message.over
+            or message.failure
+            or rank in message.have.get(slice_number, ())
+            or any(source.rank != without and self.offers(source) for source in message.sources)
+            for message in self._messages.values()
+        )
+
+    def offers(self, source: MessageSource) -> bool:
+        """Return whether a source is still there."""
+        return source.rank == DRIVER or self._cluster.offers_at(source.rank, source.address)
 
     def look(self) -> None:
         """Leave slices to their other copy whose node gives no sign of life, or lags behind; call this often."""
@@ -194,7 +212,10 @@ class Holders:
             if len(ranks) > 1:
                 silences = {rank: self._cluster.silence(rank) for rank in ranks}
                 last = max(ranks, key=silences.__getitem__)
-                if math.inf > silences[last] > PATIENCE > min(silences.values()):  # infinity: it has not joined yet
+                silent = (
+                    math.inf > silences[last] > PATIENCE > min(silences.values())
+                )  # infinity: it has not joined yet
+                if silent and self._has_other(slice_number, last):
                     self.suspend(slice_number, last)
 
     def suspend_who_lags(self) -> None:
@@ -217,6 +238,9 @@ class Holders:
         if not lost:
             for number in self._homes:
                 self._forget_holder(number, rank)
+            for number, other in self._pairs():  # some may have been about to read from it
+                if not self._can_go_on(number, other) and self._has_other(number, other):
+                    self.suspend(number, other)
         return lost
 
     def suspend(self, slice_number: int, rank: int) -> None:
@@ -247,6 +271,7 @@ class Holders:
             if rank not in self.ranks[number]
             and now > self._pauses.get(rank, (0.0, _PAUSE))[0]
             and self._cluster.can_hold(rank)
+            and self._can_go_on(number, rank)
         ]
 
     def put_off(self, slice_number: int, rank: int) -> None:
@@ -308,6 +333,9 @@ class Holders:
             return
         if not done.failure:
             message.have.setdefault(done.slice, set()).add(rank)
+            if done.slice not in message.givers:
+                givers = [source.worker for source in message.sources if source.offered.key == done.key]
+                message.givers[done.slice] = givers[0] if givers else message.sources[0].worker
             self._note_arrival(message)
         elif not message.over:
             message.over, message.failure = True, done.failure
@@ -361,4 +389,4 @@ class Holders:
 
 
 def _source(message: Announced) -> MessageSource:
-    return MessageSource(message.node.rank, message.node.hello.address, message.offered)
+    return MessageSource(message.worker, message.rank, message.address, message.offered)

@@ -59,8 +59,8 @@ class Holding:
         self._read, self._read_also, self._stop = read, read_also, stop
         self._offer, self._drop, self._own_message = offer, drop, own_message
         self._collecting: dict[int, int] = {}  # reads, by the number of the message
-        self._finishing: dict[int, Callable[[bool], None]] = {}  # what follows the end of a read
-        self._queue: deque[TakeStep | MeasureStep | Measure | Show] = deque()  # orders that wait, perhaps for vectors
+        self._finishing: dict[int, Callable[[bool, bytes], None]] = {}  # what follows the end of a read
+        self._queue: deque[Hold | TakeStep | MeasureStep | Measure | Show] = deque()  # orders that wait for their turn
         self._offered: dict[Key, bytes] = {}  # keys of the slices of models that are offered
         self._shown: list[bytes] = []  # keys of the state that is offered
 
@@ -79,11 +79,11 @@ class Holding:
             case _:
                 self._queue.append(order)
 
-    def finished(self, read: int, *, complete: bool) -> bool:
-        """Note the end of a read; return whether it was one of these."""
+    def finished(self, read: int, key: bytes, *, complete: bool) -> bool:
+        """Note the end of a read, most of it offered under ``key``; return whether it was one of these."""
         then = self._finishing.pop(read, None)
         if then is not None:
-            then(complete)
+            then(complete, key)
         return then is not None
 
     def look(self) -> None:
@@ -91,6 +91,8 @@ class Holding:
         while self._queue and self._is_ready(self._queue[0]):
             order = self._queue.popleft()
             match order:
+                case Hold():
+                    self._done(order.number, offered=[self._offer_slice(key) for key in order.offers])
                 case TakeStep():
                     self._step(order)
                 case MeasureStep():
@@ -101,22 +103,15 @@ class Holding:
                 case Show():
                     self._show(order)
 
-    def _is_ready(self, order: TakeStep | MeasureStep | Measure | Show) -> bool:
+    def _is_ready(self, order: ToHolder) -> bool:
         """Return whether what an order needs is there; begin to read the models."""
-        match order:
-            case TakeStep() | MeasureStep():
-                missing = [key for key in order.needs if not self._has_slice(key)]
-                self._vectors.fetch(missing)
-                stale = order.plan.compensation or ()
-                places = [*order.plan.messages, *(each.message for each in stale)]
-                return not missing and all(self._holder.has(number) for number, _ in places)
-            case Measure():
-                return all(self._holder.has(number) for number, _ in order.terms)
-        return True
+        missing = [key for key in _models(order) if not self._has_slice(key)]
+        self._vectors.fetch(missing)
+        return not missing and all(map(self._holder.has, _messages(order)))
 
     def needs(self, key: Key) -> bool:
         """Return whether an order that waits needs a model."""
-        return any(isinstance(order, TakeStep | MeasureStep) and key in order.needs for order in self._queue)
+        return any(key in _models(order) for order in self._queue)
 
     def forget_model(self, key: Key) -> None:
         """Offer the slice of a model no more."""
@@ -169,18 +164,18 @@ class Holding:
     def _take_own(self, number: int, key: bytes) -> bool:
         message = self._own_message(key)
         if message is not None:
-            self._tell_kept(number, message[self._holder.coordinates])
+            self._tell_kept(number, message[self._holder.coordinates], key)
         return message is not None
 
-    def _collected(self, number: int, complete: bool) -> None:
+    def _collected(self, number: int, complete: bool, key: bytes) -> None:
         del self._collecting[number]
         if complete:
-            self._tell_kept(number, self._holder.room(number))
+            self._tell_kept(number, self._holder.room(number), key)
         else:
             self._done(number, NOT_INTACT)
 
-    def _tell_kept(self, number: int, vector: Vector) -> None:
-        self._done(number, self._holder.keep(number, vector))
+    def _tell_kept(self, number: int, vector: Vector, key: bytes) -> None:
+        self._done(number, self._holder.keep(number, vector), key=key)
 
     # ------------------------------------------------------------------------------------------- steps
 
@@ -198,7 +193,7 @@ class Holding:
             wanted.append((penalties, part))
         left = len(wanted)
 
-        def read_one(complete: bool) -> None:
+        def read_one(complete: bool, _: bytes) -> None:
             nonlocal left
             left -= 1
             if not complete:
@@ -209,7 +204,7 @@ class Holding:
         def prepare() -> None:
             given = None if order.states is None else states
             self._holder.hold(order.slot, order.optimizer, given, penalties)
-            self._done(order.number)
+            self._queue.append(order)  # for the models that it needs
 
         for vector, part in wanted:
             self._finishing[self._read(bytes_of(vector), part.offered, part.address, 0)] = read_one
@@ -234,11 +229,15 @@ class Holding:
         except RunFailed as error:
             self._done(order.number, str(error), final=True)
             return
-        own = out[holder.coordinates]
+        self._vectors.wrote(key, holder.first * out.itemsize)
+        self._done(order.number, digest=digest, offered=[self._offer_slice(key)])
+
+    def _offer_slice(self, key: Key) -> tuple[str, Form, Offered]:
+        """Offer the slice of a model to other nodes."""
+        own = self._vectors.room(key)[self._holder.coordinates]
         offered = self._offer(bytes_of(own))
         self._offered[key] = offered.key
-        self._vectors.wrote(key, holder.first * own.itemsize)
-        self._done(order.number, digest=digest, offered=[("", _form(own), offered)])
+        return "", _form(own), offered
 
     def _show(self, order: Show) -> None:
         """Offer the state of an optimiser."""
@@ -248,6 +247,22 @@ class Holding:
             offered.append((name, _form(contiguous), self._offer(bytes_of(contiguous))))
             self._shown.append(offered[-1][2].key)
         self._done(order.number, offered=offered)
+
+
+def _models(order: ToHolder) -> list[Key]:
+    """Return the models that an order needs."""
+    return order.needs if isinstance(order, Hold | TakeStep | MeasureStep) else []
+
+
+def _messages(order: ToHolder) -> list[int]:
+    """Return the numbers of the messages that an order needs."""
+    match order:
+        case TakeStep(plan=plan) | MeasureStep(plan=plan):
+            stale = plan.compensation or ()
+            return [number for number, _ in (*plan.messages, *(each.message for each in stale))]
+        case Measure(terms=terms):
+            return [number for number, _ in terms]
+    return []
 
 
 def _form(vector: Vector) -> Form:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from anyk.clusters.contract import Key
 from anyk.clusters.nodes.session import Hello, ToNode
 from anyk.clusters.nodes.wire import Offered
-
-if TYPE_CHECKING:
-    from anyk.clusters.nodes.carrier import DriverCarrier
 
 
 class Node:
@@ -27,11 +24,32 @@ class Node:
         self.slices: list[int] = []  # numbers of messages whose slices it need not hold any more
 
 
+class Offering(Protocol):
+    """Offers bytes of the driver's process, at its address."""
+
+    @property
+    def address(self) -> str:
+        """The address."""
+        ...
+
+    def offer(self, data: memoryview) -> Offered:
+        """Offer bytes, which must not change."""
+        ...
+
+    def drop(self, key: bytes) -> None:
+        """Withdraw bytes."""
+        ...
+
+
 class DriverOfNodes(Protocol):
     """The cluster, for those that have nodes hold slices. Its methods raise :class:`~anyk.RunFailed` if one is lost."""
 
     run: int
-    carrier: DriverCarrier
+
+    @property
+    def carrier(self) -> Offering:
+        """Offers the driver's vectors."""
+        ...
 
     def address_of(self, rank: int) -> str:
         """Return the address at which a node offers bytes."""
@@ -51,6 +69,10 @@ class DriverOfNodes(Protocol):
 
     def silence(self, rank: int) -> float:
         """Return the seconds since a node's last sign of life; infinity if it is dead."""
+        ...
+
+    def offers_at(self, rank: int, address: str) -> bool:
+        """Return whether a node offers bytes at an address, in the life in which it did before."""
         ...
 
     def can_hold(self, rank: int) -> bool:

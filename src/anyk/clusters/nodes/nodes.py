@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -24,7 +25,7 @@ from anyk.clusters.contract import PINNED, Envelope, Key, Report
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
-from anyk.clusters.nodes.arrivals import Announced, Arrivals, DriverReceiver
+from anyk.clusters.nodes.arrivals import Announced, Arrivals, DriverReceiver, announced_vector
 from anyk.clusters.nodes.door import Said, say
 from anyk.clusters.nodes.driver_store import DriverStore
 from anyk.clusters.nodes.holders import Holders
@@ -48,15 +49,15 @@ from anyk.clusters.nodes.session import (
 )
 from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, need_packages, other_size, versions
 from anyk.clusters.nodes.sliced_store import SlicedStore
-from anyk.clusters.nodes.slices import cut, no_slices
-from anyk.clusters.nodes.wire import PIECE, Offered
+from anyk.clusters.nodes.slices import COMPRESSED, check_slices, cut, not_in_slices
+from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.processes import shared_modules
 from anyk.clusters.remote.channel import FAILED
 from anyk.clusters.remote.handles import Died
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.shipping import parcels
-from anyk.clusters.remote.wire import refuse, vector_type
+from anyk.clusters.remote.wire import refuse
 from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
@@ -66,6 +67,7 @@ from anyk.protocol import Dispatch, Layout
 if TYPE_CHECKING:
     from anyk.clusters.nodes.carrier import DriverCarrier, News
 
+Copies = Annotated[int, msgspec.Meta(ge=1, le=2)]
 _BUFFERS, _BOX = 4, 1 << 16  # reply buffers, and bytes of the mail box, of a worker
 _TURN = 0.25  # seconds between two looks while the driver waits for nodes
 _BEHIND = 64  # messages that a node may not have acknowledged while it is still told what to drop
@@ -327,7 +329,7 @@ class Nodes(Networked[NodeHandle]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
         slices: Literal["", "nodes"] = "",
-        copies: Literal[1, 2] = 1,
+        copies: Copies = 1,
         address: str = "",
         port: AtLeastZero = 0,
         spoiled: str = "",
@@ -371,7 +373,7 @@ class Nodes(Networked[NodeHandle]):
         if self._hub.open not in (None, self):
             raise BadInput("the nodes are busy with another run; close its cluster first")
         if self.slices and partitions is not None:
-            _check_slices(layout, partitions)
+            check_slices(layout, partitions, self.name)
         self.starting = True
         try:
             return super().open(layout, partitions, local)
@@ -543,7 +545,7 @@ class Nodes(Networked[NodeHandle]):
 
     def _dispatch(self, order: Dispatch) -> None:
         if self.slices and any(chunk.compress for chunks in order.chunks for chunk in chunks):
-            raise _no_slices("compressed messages are decompressed as a whole")
+            raise not_in_slices(COMPRESSED, self.name)
         super()._dispatch(order)
 
     def listens(self, worker: int) -> bool:
@@ -615,17 +617,11 @@ class Nodes(Networked[NodeHandle]):
         worker, report, offered = told.worker, told.report, told.offered
         assert offered is not None
         try:
-            if told.form is None:
-                raise ValueError("a message without its form")
-            kind, size = vector_type(told.form), told.form[1]
-            most = self._lengths[worker] * self.store.messages.dtype.itemsize
-            if size * kind.itemsize != offered.size or offered.size > max(most, 64):
-                raise ValueError(f"a message of {offered.size} bytes where at most {most} are expected")
-            if len(offered.digests) != -(-offered.size // PIECE) or len(offered.key) > 64:
-                raise ValueError(f"{len(offered.digests)} digests of {offered.size} bytes")
+            kind, size = announced_vector(told, self._lengths[worker] * self.store.messages.dtype.itemsize)
         except ValueError as error:
             refuse(worker, error)
-        message = Announced(node, told)
+        free = partial(node.messages.append, offered.key)
+        message = Announced(told, rank=node.rank, address=node.hello.address, free=free)
         if report.task in self._tasks.in_flight:
             self.arrivals.announce(message, kind, size)
         else:
@@ -675,6 +671,11 @@ class Nodes(Networked[NodeHandle]):
         """Return the seconds since a node's last sign of life; infinity if it is dead."""
         node = self._hub.nodes.get(rank)
         return math.inf if node is None else self.carrier.silence(node.life)
+
+    def offers_at(self, rank: int, address: str) -> bool:
+        """Return whether a node offers bytes at an address, in the life in which it did before."""
+        node = self._hub.nodes.get(rank)
+        return node is not None and node.hello.address == address
 
     def can_hold(self, rank: int) -> bool:
         """Return whether a node takes part in the run and has taken in all that it was told."""
@@ -733,16 +734,3 @@ class Nodes(Networked[NodeHandle]):
         """Return whether a read of an address has ended, or never will."""
         there = [self.carrier.address, *(node.hello.address for node in self._hub.nodes.values())]
         return self._awaited[number] is not None or address not in there
-
-
-def _check_slices(layout: Layout, partitions: Partitions) -> None:
-    """Raise :class:`~anyk.BadInput` for what slices cannot do."""
-    reason = no_slices(layout)
-    if not reason and any(partitions.support(j) is not None for j in range(len(partitions.sizes))):
-        reason = "this data is sparse, and its replies contain some coordinates only"
-    if reason:
-        raise _no_slices(reason)
-
-
-def _no_slices(reason: str) -> BadInput:
-    return BadInput(f"slices=nodes is not possible: {reason}; use cluster 'nodes' without slices")

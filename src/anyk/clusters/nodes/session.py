@@ -66,7 +66,8 @@ class Done(NodeMessage):
     """A node has done what the driver asked for under a number, with a slice; ``failure``: why it could not, else "".
 
     ``final``: whether the failure is the model's and not the node's. ``digest``: of its slice of a model. ``squares``:
-    squared norms. ``offered``: vectors by name, each with its form.
+    squared norms. ``offered``: vectors by name, each with its form. ``key``: that under which a slice of a message, or
+    most of it, was offered to the node.
     """
 
     run: int
@@ -77,6 +78,7 @@ class Done(NodeMessage):
     digest: int = 0
     squares: list[float] = []
     offered: list[tuple[str, Form, Offered]] = []
+    key: bytes = b""
 
 
 class NodeBroken(NodeMessage):
@@ -165,13 +167,16 @@ class SliceOrder(NodeMessage):
 class Hold(SliceOrder):
     """Prepare steps of a slot: read the slice of its optimiser's state, None for that before a first step.
 
-    ``penalties``: the slice of the regulariser's factors if they differ.
+    ``penalties``: the slice of the regulariser's factors if they differ. ``needs``: models to read as well, from which
+    steps may be taken; ``offers``: those of them whose slice to offer to others.
     """
 
     slot: str
     optimizer: bytes
     states: list[tuple[str, Form, OfferedPart]] | None
     penalties: tuple[Form, OfferedPart] | None
+    needs: list[Key] = []
+    offers: list[Key] = []
 
 
 class Collect(SliceOrder):
@@ -240,7 +245,7 @@ ToDriver = Hello | Told | WorkerEnded | Done | NodeBroken
 ToHolder = Hold | Collect | CollectAlso | TakeStep | MeasureStep | Measure | Show | Release
 ToNode = Brief | Spawn | Kill | Locate | Give | Drop | ToHolder | End | Leave
 M = TypeVar("M", ToDriver, ToNode)  # what this side tells
-_pack = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers
+pack_message = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers
 from_node = msgspec.msgpack.Decoder(ToDriver).decode
 from_driver = msgspec.msgpack.Decoder(ToNode).decode
 
@@ -277,7 +282,7 @@ class Session(Generic[M]):
         if not self._kept:
             self._sent_at = self._clock()
         self._last += 1
-        self._kept.append(_pack(message))
+        self._kept.append(pack_message(message))
         self._emit(self._last, self._kept[-1])
 
     def acknowledge(self) -> None:
@@ -316,7 +321,7 @@ class Session(Generic[M]):
                 self._emit(number, body)
 
     def _emit(self, number: int, body: bytes) -> None:
-        self._send(_pack(_Frame(number, self._taken, body)))
+        self._send(pack_message(_Frame(number, self._taken, body)))
 
 
 class NodeWatch:

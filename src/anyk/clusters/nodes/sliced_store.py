@@ -16,7 +16,7 @@ from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.driver_store import DriverStore
-from anyk.clusters.nodes.holders import DRIVER, Holders, MessageSource, SlicedMessage
+from anyk.clusters.nodes.holders import DRIVER, PATIENCE, Holders, MessageSource, SlicedMessage
 from anyk.clusters.nodes.node import DriverOfNodes
 from anyk.clusters.nodes.session import Done, Hold, MeasureStep, OfferedPart, Show, TakeStep
 from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
@@ -30,12 +30,12 @@ from anyk.optimizers import Clip, Optimizer, unclipped
 class SlicedVersion(Elsewhere):
     """A version whose slices are written by steps of those who hold them, and offered by them.
 
-    ``writers``: by slice, the ranks of the nodes that write it.
+    ``ranks``: by slice, those of the nodes that have it, or are about to write it.
     """
 
-    def __init__(self, key: Key, writers: dict[int, set[int]]) -> None:
-        self.key, self.writers = key, writers
-        self.offers: dict[int, dict[int, OfferedPart]] = {number: {} for number in writers}  # by slice and rank
+    def __init__(self, key: Key, ranks: dict[int, set[int]]) -> None:
+        self.key, self.ranks = key, ranks
+        self.offers: dict[int, dict[int, OfferedPart]] = {number: {} for number in ranks}  # by slice and rank
         self.chosen: dict[int, int] = {}  # by slice, the rank from which others read it
         self.whole: Vector | None = None  # once the driver has read it
 
@@ -47,14 +47,14 @@ class SlicedVersion(Elsewhere):
     @property
     def is_settled(self) -> bool:
         """Whether each slice is read from a node that still holds it."""
-        return all(rank in self.writers[number] for number, rank in self.chosen.items())
+        return all(rank in self.ranks[number] for number, rank in self.chosen.items())
 
     def choose(self, number: int) -> bool:
         """Choose from where a slice is read, unless it can stay; return whether it is read elsewhere from now on."""
-        before, there = self.chosen.get(number), self.offers[number]
-        if before is None or before not in self.writers[number]:
-            fit = [rank for rank in there if rank in self.writers[number]]
-            self.chosen[number] = (fit or list(there))[0]
+        before, offers = self.chosen.get(number), self.offers[number]
+        if before is None or before not in self.ranks[number]:
+            fit = [rank for rank in offers if rank in self.ranks[number]]
+            self.chosen[number] = (fit or list(offers))[0]
         return before not in (None, self.chosen[number])
 
 
@@ -74,7 +74,7 @@ class SlicedStore(DriverStore):
         self._optimizers: dict[str, Optimizer] = {}
         self._held: dict[str, bytes] = {}  # as the holders have them
         self._factors: dict[str, dict[int, tuple[Form, OfferedPart] | None]] = {}  # the regulariser's, by slice
-        self._made: weakref.WeakSet[SlicedVersion] = weakref.WeakSet()
+        self._made: weakref.WeakValueDictionary[Key, SlicedVersion] = weakref.WeakValueDictionary()
         holders.suspended = self._on_suspended
         self._offers: list[Offered] = []
 
@@ -100,8 +100,8 @@ class SlicedStore(DriverStore):
         if (version := self._versions.get(key)) is not None:
             own = self._cluster.address_of(rank)
             return [
-                part._replace(address=own) if rank in writers else part
-                for part, writers in zip(version.parts, version.writers.values(), strict=True)
+                part._replace(address=own) if rank in ranks else part
+                for part, ranks in zip(version.parts, version.ranks.values(), strict=True)
             ]
         first, second = key
         if not isinstance(first, str):
@@ -116,9 +116,9 @@ class SlicedStore(DriverStore):
 
     def _on_suspended(self, number: int, rank: int) -> None:
         """Have a slice read elsewhere that a node does not hold any more."""
-        for version in list(self._made):
-            if rank in version.writers[number]:
-                version.writers[number].discard(rank)
+        for version in list(self._made.values()):
+            if rank in version.ranks[number]:
+                version.ranks[number].discard(rank)
                 if version.offers[number]:
                     version.choose(number)
                     self._cluster.locate_again(version.key)
@@ -157,10 +157,28 @@ class SlicedStore(DriverStore):
     def message(self, key: Place) -> Vector:
         content = self._content(key)
         if content.whole is None:
-            content.whole = np.empty(content.size, dtype=content.dtype)
-            source = content.sources[0]
-            self._cluster.read_now([(bytes_of(content.whole), source.offered, source.address)])
+            content.whole = self._read_message(content)
         return content.whole
+
+    def _read_message(self, content: SlicedMessage) -> Vector:
+        """Read a whole message from one of its sources, or from the next one if that falls silent or is lost."""
+        whole = np.empty(content.size, dtype=content.dtype)
+        sources = sorted(filter(self._holders.offers, content.sources), key=self._silence) or content.sources
+        for source in sources:
+            wanted = [(bytes_of(whole), source.offered, source.address)]
+            if self._cluster.read_now(wanted, moved=partial(self._has_moved, source, sources[-1])):
+                break
+        return whole
+
+    def _has_moved(self, source: MessageSource, last: MessageSource) -> bool:
+        is_lost = not self._holders.offers(source) or self._silence(source) > PATIENCE
+        return is_lost and source is not last
+
+    def _silence(self, source: MessageSource) -> float:
+        return 0.0 if source.rank == DRIVER else self._cluster.silence(source.rank)
+
+    def givers(self, key: Place) -> list[int]:
+        return [worker for _, worker in sorted(self._content(key).givers.items())]
 
     def alike(self, one: Place, other: Place, tolerance: float) -> bool:
         first, second = self._content(one), self._content(other)
@@ -178,7 +196,7 @@ class SlicedStore(DriverStore):
 
     def restore_message(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         offered = self._offer(message)
-        source = MessageSource(DRIVER, self._carrier.address, offered)
+        source = MessageSource(worker, DRIVER, self._carrier.address, offered)
         content: Any = self._holders.collect_now(
             message.dtype, message.size, source, free=lambda: self._carrier.drop(offered.key)
         )
@@ -251,7 +269,7 @@ class SlicedStore(DriverStore):
         numbered = self._numbered(plan)
         factor = self._factor(numbered, needs, optimizer, keep)
         version = SlicedVersion((slot, plan.version + 1), {n: set(ranks) for n, ranks in self._holders.ranks.items()})
-        self._made.add(version)
+        self._made[version.key] = version
         answers = self._holders.ask(
             lambda run, number, of: TakeStep(run, number, of, numbered, needs, factor, renewed),
             keep=keep,
@@ -263,14 +281,17 @@ class SlicedStore(DriverStore):
 
     def _note_offer(self, version: SlicedVersion, number: int, rank: int, done: Done) -> None:
         """Note a node that offers a slice of a version."""
+        self._note_offers([version], number, rank, done)
+
+    def _note_offers(self, versions: Sequence[SlicedVersion], number: int, rank: int, done: Done) -> None:
         start, end = self._holders.bytes_at(number)
-        if len(done.offered) != 1:
-            raise RunFailed(f"node {rank} offers {len(done.offered)} slices of a model")
-        offered = done.offered[0][2]
-        _check_offered(rank, offered, end - start, most=end - start)
-        version.offers[number][rank] = OfferedPart(start, offered, self._cluster.address_of(rank))
-        if version.choose(number):
-            self._cluster.locate_again(version.key)
+        if len(done.offered) != len(versions):
+            raise RunFailed(f"node {rank} offers {len(done.offered)} slices of {len(versions)} models")
+        for version, (_, _, offered) in zip(versions, done.offered, strict=True):
+            _check_offered(rank, offered, end - start, most=end - start)
+            version.offers[number][rank] = OfferedPart(start, offered, self._cluster.address_of(rank))
+            if version.choose(number):
+                self._cluster.locate_again(version.key)
 
     def _bring_back(self) -> None:
         """Make nodes up to date that can hold slices again: with the state of the other copy, before its next step."""
@@ -283,18 +304,42 @@ class SlicedStore(DriverStore):
     def _hand_over(self, slot: str, number: int, rank: int) -> bool:
         """Give a node a slice of a slot's state as another one has it; return whether it has it now."""
         version, giver = self._newest[slot], self._holders.ranks[number][0]
+        self._cluster.locate(rank, self._in_use(slot))
         shown = self._holders.ask_one(number, giver, lambda run, question, of: Show(run, question, of, slot, version))
         if shown is None:
             return False
-        states = self._shown(number, giver, shown)
-        order = partial(self._hold_order, slot, states)
-        return self._holders.ask_one(number, rank, order) is not None
+        order = partial(self._hold_order, slot, self._shown(number, giver, shown))
+        done = self._holders.ask_one(number, rank, order)
+        if done is None:
+            return False
+        versions = [self._versions[key] for key in self._sliced_in_use(slot)]
+        for each in versions:
+            each.ranks[number].add(rank)
+        self._note_offers(versions, number, rank, done)
+        return True
 
     def _hold_order(
         self, slot: str, states: list[tuple[str, Form, OfferedPart]] | None, run: int, question: int, number: int
     ) -> Hold:
         factors = self._factors[slot][number]
-        return Hold(run, question, number, slot, self._held[slot], states=states, penalties=factors)
+        return Hold(
+            run,
+            question,
+            number,
+            slot,
+            self._held[slot],
+            states=states,
+            penalties=factors,
+            needs=self._in_use(slot),
+            offers=self._sliced_in_use(slot),
+        )
+
+    def _in_use(self, slot: str) -> list[Key]:
+        """Return the versions of a slot from which steps may be taken, or which they may need."""
+        return [*(key for key in self._models if key[0] == slot), *self._sliced_in_use(slot)]
+
+    def _sliced_in_use(self, slot: str) -> list[Key]:
+        return [key for key in self._versions if key[0] == slot]
 
     def _factor(
         self, plan: StepPlan, needs: list[Key], optimizer: Optimizer, keep: list[SlicedMessage]
@@ -331,6 +376,7 @@ class SlicedStore(DriverStore):
                 parts[number] = [(name, *self._offered_part(vector)) for name, vector in own.items()]
             if penalties is not None:
                 factors[number] = self._offered_part(penalties[coordinates])
+        self._locate(self._in_use(slot))
         self._holders.ask_all(lambda run, question, of: self._hold_order(slot, parts[of], run, question, of))
 
     def _offered_part(self, vector: Vector) -> tuple[Form, OfferedPart]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from anyk.base import keyed
 from anyk.base.arrays import Array, DType, Floats, Vector, Vectors
-from anyk.base.errors import RunFailed
+from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.messages import add_weighted
 from anyk.clusters.nodes.wire import PIECE
 from anyk.clusters.steps import PartOfStep, Place, StepPlan, note_state, stepping_by
 from anyk.optimizers import Clip, Optimizer, squared_norm
+from anyk.problems.base import Partitions
 from anyk.protocol import Layout
 
 
@@ -42,6 +43,29 @@ def no_slices(layout: Layout) -> str:
     return ""
 
 
+COMPRESSED = "compressed messages are decompressed as a whole"  # why theirs cannot
+
+
+def check_slices(layout: Layout, partitions: Partitions, cluster: str) -> None:
+    """Raise :class:`~anyk.BadInput` for what slices cannot do."""
+    reason = no_slices(layout)
+    if not reason and any(partitions.support(j) is not None for j in range(len(partitions.sizes))):
+        reason = "this data is sparse, and its replies contain some coordinates only"
+    if reason:
+        raise not_in_slices(reason, cluster)
+
+
+def not_in_slices(reason: str, cluster: str) -> BadInput:
+    """Return the error that a run cannot lie in slices."""
+    return BadInput(f"slices=nodes is not possible: {reason}; use cluster '{cluster}' without slices")
+
+
+class Coordinates(Protocol):
+    """Numbers of a model, of which the holder's are there."""
+
+    def __getitem__(self, coordinates: slice, /) -> Vector: ...
+
+
 class _Settings(NamedTuple):
     """How a slot's slices are stepped: the optimiser, its state, and the regulariser's factors if they differ."""
 
@@ -56,7 +80,7 @@ class Holder:
     ``model`` returns a version where the node's workers read it, of which the slice is there.
     """
 
-    def __init__(self, first: int, last: int, dtype: DType, model: Callable[[str, int], Vector]) -> None:
+    def __init__(self, first: int, last: int, dtype: DType, model: Callable[[str, int], Coordinates]) -> None:
         self.first, self.last, self.dtype = first, last, dtype
         self._model = model
         self._sums: dict[int, Vector] = {}
@@ -138,11 +162,11 @@ class Holder:
     def model_at(self, slot: str, version: int, coordinates: slice) -> Vector:
         return self._model(slot, version)[coordinates]
 
-    def measure(self, plan: StepPlan, out: Vector) -> list[float]:
+    def measure(self, plan: StepPlan, out: Coordinates) -> list[float]:
         """Return the squared norm of each part of what a step goes by; ``out`` keeps it for :meth:`step`."""
         return self._part(plan, out).squares()
 
-    def step(self, plan: StepPlan, out: Vector, factor: float | None = None) -> int:
+    def step(self, plan: StepPlan, out: Coordinates, factor: float | None = None) -> int:
         """Write this slice of the next version to ``out``, and return its digest.
 
         ``factor``: of an optimiser that clips, after :meth:`measure`. Raises :class:`~anyk.RunFailed` if the next
@@ -158,7 +182,7 @@ class Holder:
         note_state(plan, states, state)
         return digest
 
-    def _part(self, plan: StepPlan, out: Vector) -> PartOfStep:
+    def _part(self, plan: StepPlan, out: Coordinates) -> PartOfStep:
         penalties = self._settings[plan.slot].penalties
         w = self._model(plan.slot, plan.version)[self.coordinates]
         return PartOfStep(plan, self, w=w, out=out[self.coordinates], offset=self.first, penalties=penalties)

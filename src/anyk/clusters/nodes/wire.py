@@ -7,7 +7,7 @@ know neither sockets nor time: they are given a function that sends, and a clock
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -101,7 +101,7 @@ class _Peer:
     """A process that is a source of reads."""
 
     up: bool = False  # whether there is a connection
-    under_way: dict[tuple[int, int], None] = field(default_factory=dict)  # pieces asked of it, by read and number
+    under_way: dict[tuple[int, int], bytes] = field(default_factory=dict)  # keys of pieces, by read and number
     since: float = 0.0  # time of its last piece, or at which it was asked while idle
     took: float = 0.0  # seconds between its last two pieces
 
@@ -117,21 +117,23 @@ class _Read:
     left: deque[int]  # pieces to ask for
     missing: set[int]
     tried: dict[int, set[str]] = field(default_factory=dict)  # addresses asked for a piece, until they fail
+    given: Counter[bytes] = field(default_factory=Counter)  # bytes that came under each key
 
 
 class Reads:
     """Reads that are under way.
 
-    ``send(address, frames)`` sends a request, ``done(number, complete)`` is told the end of a read that was not
-    stopped. A source that withdraws the bytes, or whose bytes do not match their digests, is not asked again, and a
-    read without a source has failed. No source is asked twice for a piece while its connection lasts, however slow it
-    is: another one is asked as well if it has delivered nothing for a second, and four times what its last piece took.
+    ``send(address, frames)`` sends a request, ``done(number, complete, key)`` is told the end of a read that was not
+    stopped, and under which key most of its bytes came. A source that withdraws the bytes, or whose bytes do not match
+    their digests, is not asked again, and a read without a source has failed. No source is asked twice for a piece
+    while its connection lasts, however slow it is: another one is asked as well if it has delivered nothing for a
+    second, and four times what its last piece took.
     """
 
     def __init__(
         self,
         send: Callable[[str, Frames], None],
-        done: Callable[[int, bool], None],
+        done: Callable[[int, bool, bytes], None],
         clock: Callable[[], float],
     ) -> None:
         self._send, self._done, self._clock = send, done, clock
@@ -155,7 +157,7 @@ class Reads:
         if len(digests) != pieces:
             raise ValueError(f"{len(digests)} digests for {pieces} pieces")
         if not pieces:
-            self._done(number, True)
+            self._done(number, True, b"")
             return
         read = _Read(into, first, tuple(digests), [], deque(range(pieces)), set(range(pieces)))
         self._reads[number] = read
@@ -223,7 +225,7 @@ class Reads:
         piece = start // PIECE
         if (number, piece) not in peer.under_way or start % PIECE:
             return
-        del peer.under_way[number, piece]
+        key = peer.under_way.pop((number, piece))
         now = self._clock()
         peer.took, peer.since = now - peer.since, now
         read = self._reads[number]
@@ -234,9 +236,10 @@ class Reads:
             if _digest(data) == read.digests[piece]:
                 read.into[start : start + length] = data
                 read.missing.discard(piece)
+                read.given[key] += length
                 if not read.missing:
                     self.stop(number)
-                    self._done(number, True)
+                    self._done(number, True, max(read.given, key=read.given.__getitem__))
             else:
                 self._drop_source(number, address)
         self._return_piece(number, piece)
@@ -270,7 +273,7 @@ class Reads:
         read, peer = self._reads[number], self._peers[source.address]
         if not peer.under_way:
             peer.since = self._clock()
-        peer.under_way[number, piece] = None
+        peer.under_way[number, piece] = source.key
         read.tried.setdefault(piece, set()).add(source.address)
         start = piece * PIECE
         length = len(read.into[start : start + PIECE])
@@ -306,4 +309,4 @@ class Reads:
             self._return_piece(number, piece)
         if not read.sources:
             self.stop(number)
-            self._done(number, False)
+            self._done(number, False, b"")

@@ -8,20 +8,27 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.base.arrays import Array, Vector
+from anyk.base.arrays import Array, DType, Vector
 from anyk.clusters.contract import Envelope, Key, Report
+from anyk.clusters.nodes.session import Told
+from anyk.clusters.nodes.wire import Offered, bytes_of, digests_of
+from anyk.clusters.ray.answers import FOREVER, answer
 from anyk.clusters.ray.connection import ray_module
 from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.shipping import unship
-from anyk.clusters.remote.wire import pack_reports, unpack_reports
+from anyk.clusters.remote.wire import form_of, pack_reports, unpack_reports
 from anyk.clusters.remote.worker import RunSetup
 from anyk.problems.base import partition_abilities
 
+_pack = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers
+_unpack = msgspec.msgpack.Decoder(list[Told]).decode
 _Parcels = Sequence[Sequence[Any]]  # Ray's references to the bytes of each partition
 
 
@@ -78,6 +85,15 @@ class RayWorker(NetworkedWorker):
             news, self._news = self._news, []
         return news
 
+    def news_up_to_a_message(self) -> list[tuple[Report, Array | None]]:
+        """Return the reports not sent yet, up to the first that has a vector; wait until there is a report."""
+        with self._condition:
+            self._condition.wait_for(lambda: bool(self._news))
+            with_vector = [number for number, (_, vector) in enumerate(self._news, 1) if vector is not None]
+            count = with_vector[0] if with_vector else len(self._news)
+            news, self._news = self._news[:count], self._news[count:]
+        return news
+
 
 class Actor:
     """The class that Ray instantiates, once for each worker."""
@@ -122,3 +138,54 @@ class Actor:
         if packed:
             self.receive(*packed)
         return pack_reports(self._worker.news())
+
+    def receive_parts(self, packed: bytes, references: Sequence[Any]) -> bytes:
+        """Take in an envelope whose vectors are the bytes of objects, one after the other.
+
+        They come from other actors, so none is unpickled.
+        """
+        ray = ray_module()
+        different = list(dict.fromkeys(references))  # vectors with the same bytes are the same objects
+        if different:
+            ray.wait(different, num_returns=len(different))  # so that Ray fetches all in parallel
+        envelope: Envelope
+        envelope, counts, kind = pickle.loads(packed)  # from the driver, which started this process
+        left, vectors = iter([answer(ray, reference, FOREVER) for reference in references]), {}
+        for key, count in zip(envelope.fresh, counts, strict=True):
+            vectors[key] = joined([next(left) for _ in range(count)], np.dtype(kind))
+        self._worker.receive_and_wake(envelope, vectors)
+        return b""
+
+    def exchange_parts(self, ends: Sequence[int], *packed: Any) -> tuple[bytes, ...]:
+        """Take in an envelope, if there is one; return reports, and apart the slices of a message if one has it.
+
+        ``ends``: the byte after the last one of each slice.
+        """
+        if packed:
+            self.receive_parts(*packed)
+        news = self._worker.news_up_to_a_message()
+        vector = news[-1][1]
+        if vector is None:
+            return (pack_announced(news), *[b""] * len(ends))
+        data = bytes_of(np.ascontiguousarray(vector))
+        return (pack_announced(news), *[bytes(data[start:end]) for start, end in pairwise((0, *ends))])
+
+
+def joined(parts: Sequence[memoryview], kind: DType) -> Vector:
+    """Return the vector whose bytes are in these parts."""
+    vectors = [np.frombuffer(part, dtype=kind) for part in parts]
+    return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+
+
+def pack_announced(news: Sequence[tuple[Report, Array | None]]) -> bytes:
+    """Return reports as bytes, with form and digests of the vector that the last one may have."""
+    told = []
+    for report, vector in news:
+        offered = None if vector is None else Offered(b"", vector.nbytes, digests_of(bytes_of(vector)))
+        told.append(Told(0, 0, 0, report, form_of(vector), offered))
+    return _pack(told)
+
+
+def unpack_announced(data: bytes | memoryview) -> list[Told]:
+    """Return what :func:`pack_announced` packed; raise ValueError (msgspec's errors) for anything else."""
+    return _unpack(data)

@@ -8,23 +8,31 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from anyk.base.arrays import Array, DType, Vector
-from anyk.base.checks import NonnegativeNumber, typed
-from anyk.base.errors import BadInput, RunFailed, as_bad_input
+from anyk.base.checks import AtLeastOne, NonnegativeNumber, typed
+from anyk.base.errors import BadInput, RunFailed, as_bad_input, needing
 from anyk.base.regular_files import LockedFolder, remove_abandoned
 from anyk.base.specs import show_spec
-from anyk.clusters.contract import Envelope, Key
+from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.injection import ClusterOptions
+from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
-from anyk.clusters.ray.actor import Actor
-from anyk.clusters.ray.answers import Unanswered, answer
-from anyk.clusters.ray.connection import knock, loopback, machines_drained, one_line, ray_module, read_token
+from anyk.clusters.nodes.arrivals import Announced, Arrivals, announced_vector
+from anyk.clusters.nodes.holders import DRIVER, Holders
+from anyk.clusters.nodes.session import Told
+from anyk.clusters.nodes.slices import COMPRESSED, check_slices, cut, not_in_slices
+from anyk.clusters.ray.actor import Actor, unpack_announced
+from anyk.clusters.ray.answers import Unanswered, answer, leave_errors_closed
+from anyk.clusters.ray.connection import knock, loopback, machine_of, machines_drained, one_line, ray_module, read_token
+from anyk.clusters.ray.slices import HolderActors, ObjectSlices, Stored
+from anyk.clusters.remote.channel import FAILED
 from anyk.clusters.remote.handles import Departure, Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.remote_store import RemoteStore
@@ -33,10 +41,13 @@ from anyk.clusters.remote.wire import refuse, unpack_reports
 from anyk.clusters.store import Message
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
-from anyk.protocol import Layout
+from anyk.protocol import Dispatch, Layout
 
 _LOOKS = 1.0  # seconds between two looks for machines that are being drained
 _FOLDERS = "anykray-"  # the start of the names of the folders of local Ray clusters
+
+
+_COPIES = "each slice is held once on 'ray'; copies=2 is an option of 'nodes'"
 
 
 class _ActorHandle(NetworkedHandle):
@@ -45,7 +56,8 @@ class _ActorHandle(NetworkedHandle):
     def __init__(self) -> None:
         super().__init__()
         self.actor: Any = None
-        self.methods: dict[str, Any] = {}  # the actor's methods exchange, and receive for orders during an exchange
+        # calls of exchange, and of receive for orders during an exchange
+        self.methods: dict[str, Callable[..., Any]] = {}
         self.pending: set[str] = set()  # methods whose calls have not returned
 
 
@@ -95,6 +107,8 @@ class Ray(Networked[_ActorHandle]):
     ``resources``, ``runtime_env``, ``placement_group``: further options of each worker's actor: a dictionary of custom
     resources, a dictionary, and a placement group, used instead of ``nodes``. A spec cannot contain these three, so a
     resumed run does not have them.
+    ``slices``: with ``"nodes"`` an actor on each machine that has workers holds a slice of sums, models and the
+    optimiser's state, which then do not pass through the driver; the run ends if one of these actors dies.
     ``spoiled``: a folder in which a file called ``nan`` or ``corrupt`` has a worker spoil one message, to test a run.
 
     An actor that dies, alone or with its machine, is replaced as soon as Ray has the resources. A worker whose actor
@@ -105,7 +119,6 @@ class Ray(Networked[_ActorHandle]):
     """
 
     name = "ray"
-    store: _ObjectStore
 
     def __init__(
         self,
@@ -122,6 +135,8 @@ class Ray(Networked[_ActorHandle]):
         resources: dict[str, float] | None = None,
         runtime_env: dict[str, Any] | None = None,
         placement_group: Any = None,
+        slices: Literal["", "nodes"] = "",
+        copies: AtLeastOne = 1,
         spoiled: str = "",
     ) -> None:
         options = ClusterOptions(
@@ -146,11 +161,19 @@ class Ray(Networked[_ActorHandle]):
         if not isinstance(runtime_env or {}, dict):
             raise BadInput(f"runtime_env must be a dictionary as Ray takes it, got {runtime_env!r}")
         self.resources, self._runtime_env, self._placement_group = resources or {}, runtime_env, placement_group
+        if copies > 1:
+            raise BadInput(_COPIES)
+        self.slices, self.in_slices = slices, bool(slices)
+        if slices:
+            with needing("blake3", "ray", "slices=nodes"):
+                import blake3  # noqa: F401
+        self._holders: HolderActors | None = None  # with slices, during a run
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
         self._connected = False  # whether this object, not the program, connected to Ray
         self._folder: LockedFolder | None = None  # the folder of a local Ray cluster that this object started
         self._look_at = 0.0  # time at which to look for machines that are being drained
-        self._calls: dict[Any, tuple[str, int, int]] = {}  # method, worker and incarnation, by reference
+        # method, worker, incarnation and the objects with slices of a message, by reference
+        self._calls: dict[Any, tuple[str, int, int, Sequence[Any]]] = {}
 
     @property
     def spec(self) -> str:
@@ -159,10 +182,11 @@ class Ray(Networked[_ActorHandle]):
             "cpus": self.cpus,
             "gpus": self.gpus,
             "nodes": self.nodes,
+            "slices": self.slices,
             "byzantine": self.byzantine,
             "spoiled": self.spoiled,
         }
-        defaults = {"address": "", "cpus": 1.0, "gpus": 0.0, "nodes": (), "byzantine": (), "spoiled": ""}
+        defaults = {"address": "", "cpus": 1.0, "gpus": 0.0, "nodes": (), "slices": "", "byzantine": (), "spoiled": ""}
         return show_spec(self.name, values, defaults)
 
     # ------------------------------------------------------------------------------------------- life
@@ -170,6 +194,7 @@ class Ray(Networked[_ActorHandle]):
     def prepare(self) -> None:
         previous = signal.getsignal(signal.SIGTERM)  # Ray replaces the handler
         ray = ray_module()
+        leave_errors_closed(ray)
         if ray.is_initialized():
             current = ray.get_runtime_context().gcs_address
             if self.address not in ("", "auto", current):
@@ -219,8 +244,44 @@ class Ray(Networked[_ActorHandle]):
                 "where no other user can reach it, and pass its address=…"
             )
 
-    def new_store(self, messages: Messages, layout: Layout) -> _ObjectStore:
-        return _ObjectStore(messages)
+    def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
+        if self.slices and partitions is not None:
+            check_slices(layout, partitions, self.name)
+        return super().open(layout, partitions, local)
+
+    def new_store(self, messages: Messages, layout: Layout) -> RemoteStore:
+        if not self.slices:
+            return _ObjectStore(messages)
+        self.prepare()
+        dtype = messages.dtype
+        cuts = cut(messages.partitions.dimension, dtype.itemsize, self._count_holders())
+        actors = self._holders = HolderActors(self.poll, self._message_collected, self.patience_at_start)
+        actors.holders = Holders(actors, cuts, dtype, copies=1)
+        actors.store = ObjectSlices(messages, actors, actors.holders)
+        self._arrivals = Arrivals(actors.holders, self._enter)
+        lengths = [messages.length(tuple(covered)) for covered in layout.covers or layout.assignment]
+        self._most = [length * dtype.itemsize for length in lengths]  # bytes of each worker's longest message
+        self._ends = [actors.holders.bytes_at(number)[1] for number in actors.holders.slices]
+        return actors.store
+
+    def _count_holders(self) -> int:
+        """Return the number of machines that may get workers, at most that of workers."""
+        fit = [
+            node["NodeManagerAddress"]
+            for node in ray_module().nodes()
+            if node["Alive"] and node["Resources"].get("CPU", 0.0) >= self.cpus
+        ]
+        named = [address for address in fit if not self.nodes or address in self.nodes]
+        return max(1, min(self.workers, len(named)))
+
+    def start_workers(self) -> tuple[int, ...]:
+        present = super().start_workers()
+        if self._holders is not None:
+            machines = [machine_of(self.handles[worker].actor) for worker in present]
+            dtype = self.store.messages.dtype
+            self._holders.start(list(dict.fromkeys(filter(None, machines))), dtype, self._runtime_env)
+            self._start = time.monotonic()
+        return present
 
     def ship(self, partitions: Partitions) -> None:
         single = single_parcels(partitions) if self.fewest < self.workers else []
@@ -277,23 +338,37 @@ class Ray(Networked[_ActorHandle]):
         placed = self._kind.options(scheduling_strategy=strategy)
         assigned = [0] if self._single else list(self.assignment[worker])
         handle.actor = placed.remote(worker, self.setup, assigned, self._single, *self._shipped[worker])
-        handle.methods = {
-            "exchange": handle.actor.exchange.options(concurrency_group="news"),
-            "receive": handle.actor.receive.options(concurrency_group="orders"),
-        }
+        actor, news, orders = handle.actor, {"concurrency_group": "news"}, {"concurrency_group": "orders"}
+        if self._holders is None:
+            handle.methods = {
+                "exchange": actor.exchange.options(**news).remote,
+                "receive": actor.receive.options(**orders).remote,
+            }
+        else:
+            exchange = actor.exchange_parts.options(**news, num_returns=1 + len(self._ends)).remote
+            handle.methods = {
+                "exchange": partial(exchange, self._ends),
+                "receive": actor.receive_parts.options(**orders).remote,
+            }
         handle.pending.clear()
         self._call(worker, "exchange")
 
     def _call(self, worker: int, method: str, *arguments: Any) -> None:
         handle = self.handles[worker]
         handle.pending.add(method)
-        self._calls[handle.methods[method].remote(*arguments)] = method, worker, handle.incarnation
+        returned = handle.methods[method](*arguments)
+        head, *parts = returned if isinstance(returned, list) else [returned]
+        self._calls[head] = method, worker, handle.incarnation, parts
 
     def close(self) -> None:
         ray = sys.modules.get("ray")
         self._calls.clear()
+        if self._holders is not None:
+            self._arrivals.close()
+            self._holders.close()
         if self._opened:
             self.store.clear()
+        self._holders = None
         self.news.clear()
         for handle in self.handles:
             handle.present = False
@@ -316,10 +391,21 @@ class Ray(Networked[_ActorHandle]):
         return len(self.handles[worker].pending) < 2
 
     def send(self, worker: int, envelope: Envelope) -> None:
+        method = "receive" if "exchange" in self.handles[worker].pending else "exchange"
+        if isinstance(self.store, ObjectSlices):
+            parts = [self.store.references(key) for key in envelope.fresh]
+            packed = pickle.dumps((envelope, list(map(len, parts)), self.store.messages.dtype.str))
+            self._call(worker, method, packed, [reference for own in parts for reference in own])
+            return
+        assert isinstance(self.store, _ObjectStore)
         vectors = [self.store.object(key) for key in envelope.fresh]
         packed = pickle.dumps((envelope, [index for index, _ in vectors]))  # Ray's own serialisation is slow
-        method = "receive" if "exchange" in self.handles[worker].pending else "exchange"
         self._call(worker, method, packed, *(reference for _, reference in vectors))
+
+    def _dispatch(self, order: Dispatch) -> None:
+        if self.slices and any(chunk.compress for chunks in order.chunks for chunk in chunks):
+            raise not_in_slices(COMPRESSED, self.name)
+        super()._dispatch(order)
 
     # ------------------------------------------------------------------------------------------- news
 
@@ -331,7 +417,11 @@ class Ray(Networked[_ActorHandle]):
         questioned = {worker for worker, handle in enumerate(self.handles) if handle.question is not None}
         busy = {entry.worker for entry in self._tasks.in_flight.values()}
         self._ask_for_news(busy | questioned | self._leaving.keys())  # who leaves may have been ended
-        calls = list(self._calls)
+        holders = self._holders
+        if holders is not None:
+            holders.tidy()
+            holders.look()
+        calls = [*self._calls, *(holders.calls if holders is not None else ())]
         if not calls:
             time.sleep(min(timeout, 0.01))
             self._ask_for_news(range(self.workers))
@@ -342,7 +432,12 @@ class Ray(Networked[_ActorHandle]):
         if not done:  # no news: also check workers without a task, which may have died
             self._ask_for_news(range(self.workers))
         for reference in done:
-            self._answered(ray, reference)
+            if reference in self._calls:
+                self._answered(ray, reference)
+            elif holders is not None:
+                holders.returned(reference)
+        if holders is not None:
+            self._arrivals.stop_unneeded(self._tasks.in_flight.__contains__)
 
     def _find_departures(self) -> None:
         """Report the workers whose machines Ray is draining."""
@@ -360,13 +455,18 @@ class Ray(Networked[_ActorHandle]):
                 self._call(worker, "exchange")
 
     def _answered(self, ray: Any, reference: Any) -> None:
-        method, worker, incarnation = self._calls.pop(reference)
+        method, worker, incarnation, parts = self._calls.pop(reference)
         handle = self.handles[worker]
         if incarnation != handle.incarnation:
             return
         try:
             packed = answer(ray, reference, self.patience_at_start)
-            news = unpack_reports(packed) if packed else []  # receive returns nothing
+            news: list[tuple[Report, Array | None]] = []
+            told: list[Told] = []
+            if packed and self._holders is not None:  # receive returns nothing
+                told = unpack_announced(packed)
+            elif packed:
+                news = unpack_reports(packed)
         except Unanswered as error:  # it died, its reports are lost, or Ray cannot place it
             blame = 4 if error.at_start else 1  # other deaths have unknown causes
             self.news.append(Died(worker, incarnation, one_line(error), blame))
@@ -377,8 +477,41 @@ class Ray(Networked[_ActorHandle]):
         for index, (report, vector) in enumerate(news):
             buffer = None if vector is None else (index, reference, vector)
             self.news.append(self.notice(worker, incarnation, report, buffer))
+        for each in told:
+            if each.offered is None:
+                self.news.append(self.notice(worker, incarnation, each.report, None))
+            else:
+                self._announce(worker, incarnation, each, parts)
         if handle.owed:
             self.send_orders(worker)
+
+    def _announce(self, worker: int, incarnation: int, told: Told, parts: Sequence[Any]) -> None:
+        """Have holders read the slices of a message, which are in these objects."""
+        assert self._holders is not None
+        assert told.offered is not None
+        try:
+            kind, size = announced_vector(told, self._most[worker])
+        except ValueError as error:
+            refuse(worker, error)
+        carrier = self._holders.carrier
+        key = carrier.name(Stored(parts))
+        told.worker, told.incarnation, told.offered = worker, incarnation, told.offered._replace(key=key)
+        message = Announced(told, rank=DRIVER, address=f"worker {worker}", free=partial(carrier.drop, key))
+        if told.report.task in self._tasks.in_flight:
+            self._arrivals.announce(message, kind, size)
+        else:
+            self._enter(message, np.empty(0), "")
+            message.free()
+
+    def _enter(self, message: Announced, content: Any, failure: str) -> None:
+        """Note the arrival of a message, or why it has failed."""
+        report = message.report
+        if failure:
+            report = Report(FAILED, report.task, report.chunk, sent=report.sent, text=failure)
+        self.news.append(self.notice(message.worker, message.incarnation, report, content))
+
+    def _message_collected(self, number: int, failure: str) -> None:
+        self._arrivals.finished(number, failure)
 
 
 def _put(ray: Any, buffer: memoryview, stored: dict[tuple[int, int], Any]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+FOREVER = 1e6  # seconds to wait for an object; Ray itself tells of one that is lost
 _RAW = b"RAW"  # how Ray marks objects that are bytes
 _LONGEST = 2000  # characters of an error that are kept
 
@@ -44,6 +45,15 @@ def answer(ray: Any, reference: Any, seconds: float) -> memoryview:
     if not first.isdigit():
         raise ValueError("an object of Python, which is not unpickled here")
     raise _error(ray, int(first), data)
+
+
+def leave_errors_closed(ray: Any) -> None:
+    """Have Ray not unpickle errors that nobody has asked for, which it does to print them, with their last reference.
+
+    A call that returns several objects and fails has one error for each, of which :func:`answer` reads the first.
+    """
+    with contextlib.suppress(AttributeError):  # other versions of Ray
+        ray._private.worker.global_worker.raise_errors = lambda *_: None
 
 
 def _error(ray: Any, number: int, data: Any) -> Unanswered:

@@ -79,10 +79,17 @@ def machines_drained(actors: Mapping[int, Any]) -> dict[int, float]:
     draining: dict[str, int] = getattr(state, "get_draining_nodes", dict)()
     seconds = {}
     for worker, actor in actors.items() if draining else ():
-        node = state.actor_table(actor._actor_id.hex(), None, None).get("Address", {}).get("NodeID")
+        node = machine_of(actor)
         if node in draining:
             seconds[worker] = max(0.0, draining[node] / 1000.0 - time.time()) if draining[node] else NOTICE
     return seconds
+
+
+def machine_of(actor: Any) -> str:
+    """Return the id of the machine on which an actor is, "" if it is on none. Ray has no public function for it."""
+    from ray._private.state import state
+
+    return str(state.actor_table(actor._actor_id.hex(), None, None).get("Address", {}).get("NodeID", ""))
 
 
 def one_line(error: BaseException) -> str:

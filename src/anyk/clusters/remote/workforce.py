@@ -117,10 +117,10 @@ class Workforce(Cluster, Generic[H]):
             event = self._interpret(self.news.popleft())
             joined |= isinstance(event, Joined)
             if isinstance(event, Lost):
-                known, deaths = reasons.setdefault(event.worker, set()), self.handles[event.worker].deaths
-                known.add(event.reason)
+                seen, deaths = reasons.setdefault(event.worker, set()), self.handles[event.worker].deaths
+                seen.add(event.reason)
                 none_ready = not any(handle.present for handle in self.handles)
-                alike = none_ready and len(known) == 1 and deaths >= _ALIKE
+                alike = none_ready and len(seen) == 1 and deaths >= _ALIKE
                 if event.gone or alike:
                     times = "" if event.gone else f", {deaths} times in a row"
                     raise RunFailed(f"worker {event.worker} did not start: {event.reason}{times}")

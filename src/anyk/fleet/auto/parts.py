@@ -324,7 +324,7 @@ class Parts:
         if self.folder is None:
             return
         self.config = replace(self.config, digests=digests_of(self.rebuilt.problem, self.rebuilt.cluster, self.config))
-        new_folder(self.folder, known=NAME)
+        new_folder(self.folder, settings=NAME)
         if self.record is not None:
             self.record.save(self.folder / _RECORD)
             self.record = read(self.folder / _RECORD)  # as it will be read again

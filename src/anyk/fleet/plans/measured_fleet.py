@@ -22,7 +22,7 @@ from anyk.fleet.records.reading import Readable
 from anyk.fleet.simulation import drive, for_jobs
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.protocol import Strategy, Workers, shares_computed
-from anyk.runs import RunLog
+from anyk.runs import LogWriter, RunLog
 from anyk.runs.api import mean_update, newest_versions, transfers, used_works, works
 from anyk.strategies import strategy as build_strategy
 
@@ -177,7 +177,7 @@ class MeasuredFleet:
         seconds = strategy.facts.durations(self.seconds(loads_of(strategy)), self._rate)
         return None if seconds is None else seconds + self.driver
 
-    def simulate(self, strategy: Strategy, log: RunLog | None = None) -> Floats:
+    def simulate(self, strategy: Strategy, log: LogWriter | None = None) -> Floats:
         """Return :meth:`durations` by the virtual clock, which may keep a log."""
         strategy = self.adapt(strategy)
         jobs = len(self.times) - strategy.facts.extra_rounds
@@ -211,7 +211,7 @@ class MeasuredFleet:
         facts = strategy.facts
         if facts.exact and facts.vectors_sent is not None:
             return Quality(residual=0.0, staleness=0.0, samples=1.0, vectors=facts.vectors_sent)
-        log = RunLog()
+        log = LogWriter()
         self.simulate(strategy, log)
         residual, staleness, steps = mean_update(log)
         layout = self.adapt(strategy).layout

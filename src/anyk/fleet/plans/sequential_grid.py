@@ -76,14 +76,14 @@ class TraceGrid:
     def _shift(self, load: float) -> float:
         return (load - self.load) * self.slope
 
-    def _inner(self, stragglers: int, end: End, inner: str) -> tuple[list[int], float]:
+    def _code_of_job(self, stragglers: int, end: End, inner: str) -> tuple[list[int], float]:
         """Return the groups of the code within a job as bits (none if they do not count), and its load."""
         if inner == "frc" or (end == "decodable" and self.workers % (stragglers + 1) == 0):
             code = FractionalRepetition(self.workers, stragglers=stragglers)
             return list(map(as_bits, code.members)), code.load / self.workers
         return [], (stragglers + 1) / self.workers
 
-    def _keys(self, end: End, usual: End, inner: str) -> str:
+    def _spec_keys(self, end: End, usual: End, inner: str) -> str:
         mu = f",mu={self.mu:g}" if self.mu != 1.0 else ""
         return f",end={end}" * (end != usual) + mu + f",inner={inner}" * (inner != "auto")
 
@@ -104,18 +104,18 @@ class TraceGrid:
         self, s: int, *, strict: bool = False, end: End = "decodable", inner: str = "auto"
     ) -> Candidate:
         """Return ``gc`` with any s stragglers."""
-        groups, load = self._inner(s, end, inner)
+        groups, load = self._code_of_job(s, end, inner)
         model = Tolerance(s - 1, []) if strict else Tolerance(s, groups)
         decided = replay_rounds(self._known, self.jobs, model, end, self._shift(load))
-        spec = f"gc:stragglers={s}{',strict=true' * strict}{self._keys(end, 'decodable', inner)}"
-        return self._added(spec, load, 0, decided)
+        spec = f"gc:stragglers={s}{',strict=true' * strict}{self._spec_keys(end, 'decodable', inner)}"
+        return self._candidate(spec, load, 0, decided)
 
     def multiplexed(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
         """Return ``m-sgc``."""
         n = self.workers
-        spec = f"m-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
+        spec = f"m-sgc:B={B},W={W},lambda={lambda_}{self._spec_keys(end, 'cutoff', inner)}"
         if lambda_ < n:
-            groups, coded = self._inner(lambda_, end, inner)
+            groups, coded = self._code_of_job(lambda_, end, inner)
             copies = lambda_ + 1
             parts = n * (B + (W - 1) * copies)
             load = ((W - 1) * copies + B * max(copies, round(coded * n))) / parts
@@ -124,13 +124,13 @@ class TraceGrid:
         T = W - 2 + B
         model = Tolerance(most=lambda_, groups=groups, B=B, W=W)
         decided = replay_rounds(self._known, self.jobs + T, model, end, self._shift(load))
-        return self._added(spec, load, T, decided)
+        return self._candidate(spec, load, T, decided)
 
     def selective(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
         """Return ``sr-sgc``."""
         s = _selective_stragglers(B, W, lambda_)
-        spec = f"sr-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
-        groups, load = self._inner(s, end, inner)
+        spec = f"sr-sgc:B={B},W={W},lambda={lambda_}{self._spec_keys(end, 'cutoff', inner)}"
+        groups, load = self._code_of_job(s, end, inner)
         decided = replay_selective(
             self._known,
             self.jobs + B,
@@ -143,9 +143,9 @@ class TraceGrid:
             jobs=self.jobs,
             shift=self._shift(load),
         )
-        return self._added(spec, load, B, decided)
+        return self._candidate(spec, load, B, decided)
 
-    def _added(self, spec: str, load: float, T: int, decided: Decided) -> Candidate:
+    def _candidate(self, spec: str, load: float, T: int, decided: Decided) -> Candidate:
         """Return a scheme with the sums over its rounds; raise BadInput if the trace has too few rounds."""
         if self.jobs + T > self.rounds:
             raise BadInput(f"{self.jobs} jobs of '{spec}' take {self.jobs + T} rounds, the trace has {self.rounds}")

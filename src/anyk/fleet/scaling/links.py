@@ -76,18 +76,18 @@ class MessageReading:
         if work.steps:  # a model after local steps, which no other worker has
             key = (task, chunk)
         size = self._size(work)
-        found = self._sums.get(key)
-        if found is None:
-            found = self._sums[key] = self._begin(worker, time, size)
-        elif worker not in found.sources:
-            self._join(found, worker, time, size)
-        to_send = found.left * size * self._remote(found)
-        sent = time + to_send / float(self._rates[found.sources].sum())
-        return max(sent, float(found.arrived.max()))
+        reading = self._sums.get(key)
+        if reading is None:
+            reading = self._sums[key] = self._begin(worker, time, size)
+        elif worker not in reading.sources:
+            self._join(reading, worker, time, size)
+        to_send = reading.left * size * self._remote(reading)
+        sent = time + to_send / float(self._rates[reading.sources].sum())
+        return max(sent, float(reading.arrived.max()))
 
-    def _remote(self, found: _Sum) -> float:
+    def _remote(self, reading: _Sum) -> float:
         """Return the share of a sum that is read by nodes which do not have it."""
-        return 1.0 - float(sum(self._shares[source] for source in found.sources if source < self._count))
+        return 1.0 - float(sum(self._shares[source] for source in reading.sources if source < self._count))
 
     def _begin(self, worker: int, time: float, size: float) -> _Sum:
         """Begin to read a sum that nobody else has announced."""
@@ -103,18 +103,18 @@ class MessageReading:
         arrived[self._shares == 0.0] = time  # who holds nothing reads nothing
         return _Sum([worker], time, 1.0, arrived)
 
-    def _join(self, found: _Sum, worker: int, time: float, size: float) -> None:
+    def _join(self, reading: _Sum, worker: int, time: float, size: float) -> None:
         """Go on reading a sum from a further worker as well."""
-        whole = size * self._remote(found)
-        if whole > 0.0:
-            moved = float(self._rates[found.sources].sum()) * (time - found.since)
-            found.left = max(0.0, found.left - moved / whole)
-        found.since = time
-        found.sources.append(worker)
+        remote = size * self._remote(reading)
+        if remote > 0.0:
+            moved = float(self._rates[reading.sources].sum()) * (time - reading.since)
+            reading.left = max(0.0, reading.left - moved / remote)
+        reading.since = time
+        reading.sources.append(worker)
         if worker < self._count:  # it has the rest of its part on its own node
-            spared = found.left * size * self._shares[worker] / self._bandwidth
+            spared = reading.left * size * self._shares[worker] / self._bandwidth
             self._busy_until[worker] = max(min(time, self._busy_until[worker]), self._busy_until[worker] - spared)
-            found.arrived[worker] = time
+            reading.arrived[worker] = time
 
 
 @dataclass(frozen=True, eq=False)

@@ -130,8 +130,8 @@ def slice_sizes(size: float, nodes: int, itemsize: int = 4) -> Floats:
     [2.5, 2.5, 2.5, 2.04]
     """
     unit = _UNIT * itemsize
-    units, rest = divmod(-int(-size // unit), nodes)
-    ends = [min(float(size), unit * (units * rank + min(rank, rest))) for rank in range(nodes + 1)]
+    units, remaining = divmod(-int(-size // unit), nodes)
+    ends = [min(float(size), unit * (units * rank + min(rank, remaining))) for rank in range(nodes + 1)]
     return np.diff(np.array(ends))
 
 

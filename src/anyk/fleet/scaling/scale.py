@@ -84,8 +84,8 @@ class ScaleRow:
 
         The all-reduce, which needs least of all, is the best if no other takes at least 1 % less.
         """
-        known = [(seconds, way) for way in WAYS if (seconds := self.of(way).seconds) is not None]
-        worth = [(seconds * (_WORTH if way == "all-reduce" else 1.0), way) for seconds, way in known]
+        predicted = [(seconds, way) for way in WAYS if (seconds := self.of(way).seconds) is not None]
+        worth = [(seconds * (_WORTH if way == "all-reduce" else 1.0), way) for seconds, way in predicted]
         return min(worth)[1] if len(worth) > 1 else None
 
 

@@ -18,7 +18,8 @@ from anyk.base.arrays import Array, Floats
 from anyk.base.checks import typed, value_class
 from anyk.base.errors import BadInput
 from anyk.base.keyed import keyed_generator
-from anyk.base.specs import Registry, parse_spec, show_spec
+from anyk.base.registries import Registry
+from anyk.base.specs import parse_spec, show_spec
 from anyk.problems.base import Ends, Index, Tell
 from anyk.tables import Column, Encoding, Matrix, merged
 

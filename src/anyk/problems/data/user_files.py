@@ -128,14 +128,14 @@ def from_file(
 
 def _check_formats(file: Path, extension: str, of_tables: dict[str, str | tuple[str, ...] | None], header: str) -> None:
     """Raise BadInput for a setting ``of_tables``, of CSV and Parquet, or ``header``, of CSV, with another format."""
-    reader, refused = _READERS[extension], ""
-    name, value = next(((name, value) for name, value in of_tables.items() if value), ("", None))
-    if value and reader not in (_csv, _parquet):
-        refused = f"{name}={value if isinstance(value, str) else '/'.join(value)} is for CSV and Parquet files"
-    elif header != "auto" and reader is not _csv:
-        refused = f"header={header} is for CSV files"
-    if refused:
-        raise BadInput(f"{refused}, but {shown(file)} is {extension[1:]}, which names its own; drop it")
+    reader = _READERS[extension]
+    instead = f"but {shown(file)} is {extension[1:]}, which names its own; drop it"
+    for name, value in of_tables.items():
+        if value and reader not in (_csv, _parquet):
+            stated = value if isinstance(value, str) else "/".join(value)
+            raise BadInput(f"{name}={stated} is for CSV and Parquet files, {instead}")
+    if header != "auto" and reader is not _csv:
+        raise BadInput(f"header={header} is for CSV files, {instead}")
 
 
 def extension_of(file: Path, stated: str | None = None, *, otherwise: str | None = None) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -12,30 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.base.arrays import Array, Floats, Vector
+from anyk.base.arrays import Floats, Vector
 from anyk.base.checks import AtLeastZero, typed
-from anyk.base.errors import BadInput, describe_error, needing
-from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of
+from anyk.base.errors import BadInput, needing
+from anyk.problems.base import NO_HELD_OUT, Better, cut, digest_of
 from anyk.problems.data.sample_batches import Samples
-from anyk.problems.given import ANEW
 from anyk.problems.jax.decompiling import decompiling
+from anyk.problems.jax.given_model import GivenModel, rounding, sketch_of
+from anyk.problems.jax.loss_checks import check_sum, check_weighted, try_loss
 from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of, sums_of
-from anyk.problems.jax.model_loss import SEED, Averages, JaxNetwork, names_of, seed_for, seed_of
-from anyk.problems.jax.pytrees import (
-    Held,
-    JaxArray,
-    Model,
-    Trainable,
-    Tree,
-    distinct,
-    first_line,
-    in_modes,
-    is_array,
-    is_module,
-    kind_of,
-    model_of,
-    modes_of,
-)
+from anyk.problems.jax.model_loss import SEED, Averages, JaxNetwork, names_of, seed_for
+from anyk.problems.jax.pytrees import Held, Trainable, Tree, distinct, is_array, kind_of, model_of
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import write_model_file
 from anyk.problems.network_problem import (
@@ -48,19 +33,15 @@ from anyk.problems.network_problem import (
     metric_number,
     with_weights,
 )
-from anyk.problems.replicas import Sketch, adds_up, model_like, not_a_sum, nudge_signs, trial_groups, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, CodeWatch, Computing, compare_copies, other_numbers
+from anyk.problems.watch import DATA, CodeWatch, Computing
 
 if TYPE_CHECKING:
     from readjax import Source
 
 _WITHOUT_JAX = "JaxProblem(workers='numpy')"
-_ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
 _RENEWED = 1024  # rows of shards from which running statistics are computed to evaluate
-_ROUNDINGS = 16.0  # by which two gradients of the same rows may differ in the same process
-_LISTED = 3  # names that a sentence lists at most
 _TRIED = 4  # rows from which the moving averages of a state are learned
 _LOSS = HELD_OUT_LOSS
 
@@ -171,10 +152,8 @@ class JaxProblem(NetworkProblem):
         self._network = JaxNetwork(
             loss, model, mean=reduction != "sum", rng=rng, has_aux=has_aux, state=state is not None
         )
-        self._given, self._trainable, self._made_modes = params, trainable, modes_of(params)
-        self._made_with = {name: (array.shape, digest_of(array)) for name, (_, array) in self._numbers().items()}
+        self._given = GivenModel(params, trainable)
         self._loss_variables = variables_of({"the loss": loss})
-        self._made_variables = self._model_variables()
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
         self.dtype, self.dimension = self._initial.dtype, self._initial.size
         self.shapes = self._network.shapes
@@ -192,91 +171,23 @@ class JaxProblem(NetworkProblem):
         self._given_weights = weights
         self._note_given(data, held_out, weights, held_out_weights)
         if self._weighted:
-            self._check_weighted(reduction)
-        remark = self._try(self._data, "the data")
+            check_weighted(self._network, reduction, workers)
+        remark = try_loss(self._network, self._initial, self._held, self._data.head, "the data")
         if self._held_out is not None and (has_aux or not isinstance(metrics, Mapping)):
-            remark = self._try(self._held_out, "held_out", gradient=False)
+            head = self._held_out.head
+            remark = try_loss(self._network, self._initial, self._held, head, "held_out", gradient=False)
         self._set_metrics(metrics, remark, has_aux)
         self._set_better(better, self._functions.get(self.metric), own=self.metric != _LOSS)
         if reduction is None or self._weighted:
-            self._try_sum()
+            check_sum(self._network, self._initial, self._held, self._data.head)
         self._stepped = jax.jit(self._network.stepped)
-        self._averages = self._learn_averages() if self._network.keeps else None
-
-    def _try(self, data: Samples, name: str, *, gradient: bool = True) -> list[str]:
-        """Trace the loss, and its gradient, on some rows, without computing; return the names of its metrics."""
-        import jax
-
-        some = min(2, data.head.tried)
-        arguments = self._initial, self._held, data.head.batch(slice(0, some)), SEED
-        try:
-            if gradient:
-                jax.eval_shape(self._network.gradient, *arguments)
-            return list(jax.eval_shape(self._network.evaluated, *arguments)[1])
-        except BadInput as error:
-            raise BadInput(str(error)) from None  # without frames of JAX
-        except Exception as error:
-            reason = describe_error(error, first_line(error))
-            raise BadInput(f"the loss fails on the first {some} rows of {name}: {reason}") from None
-
-    def _try_sum(self) -> None:
-        """Refuse a loss of several rows that is not the mean of their losses, as far as can be found out."""
-        import jax
-
-        network, head, draws = self._network, self._data.head, itertools.count()
-
-        def total(flat: JaxArray, batch: Tree, seed: JaxArray) -> Any:
-            if network.switches:  # without dropout, and with running statistics
-                return network.evaluated(flat, self._held, batch, seed)[0]
-            return network.total(flat, self._held, batch, seed)
-
-        with_gradient = jax.jit(jax.value_and_grad(total))
-
-        def measure(rows: Index, places: Index, nudge: int | None) -> Floats:
-            w = self._initial
-            if nudge is not None:
-                rounding = np.finfo(self.dtype).eps * nudge_signs(self.dimension, nudge)
-                w = w * (1.0 + rounding).astype(self.dtype)
-            seed = seed_of(next(draws)) if network.random else SEED
-            return np.asarray(np.append(*with_gradient(w, head.batch(rows[places]), seed)), dtype=float)
-
-        for rows in trial_groups(head.arrays, head.tried):
-            try:
-                correct = adds_up(partial(measure, rows), len(rows), tolerance=_ROUNDED)
-            except Exception:  # the run reports what fails
-                return
-            if not correct:
-                raise not_a_sum(
-                    f"rows {', '.join(map(str, rows))}",
-                    "to leave out targets or weigh them give a loss that is a sum over rows, with reduction='sum'; one "
-                    "that normalises by the batch is taken as it is with reduction='mean'; outputs of shape (rows, 1) "
-                    "beside targets of shape (rows,) are not paired: give them the same shape",
-                    mean=network.mean,
-                )
-
-    def _check_weighted(self, reduction: str | None) -> None:
-        """Refuse weights of rows whose losses cannot be computed one by one."""
-        if self._workers == "numpy":
-            raise BadInput("workers='numpy' compute sums without weights; leave workers or weights out")
-        if reduction == "mean":
-            raise BadInput(
-                "weights are of losses of rows, and reduction='mean' is for a loss that normalises by the batch; leave "
-                "one of them out"
-            )
+        self._averages = None
         if self._network.keeps:
-            raise BadInput(
-                "with weights the loss of each row is computed from this row alone, but a state such as running "
-                "statistics is of several rows; leave weights out, or let the data contain them and a loss with "
-                "reduction='sum' multiply by them"
+            batch = self._data.head.batch(slice(0, min(_TRIED, self._data.head.tried)))
+            self._averages = Averages.of(
+                lambda state: self._stepped(self._initial, self._held._replace(state=state), batch, SEED),
+                self._held.state,
             )
-
-    def _learn_averages(self) -> Averages:
-        """Return the moving averages of the state, learned from a few rows; raise if it cannot be computed anew."""
-        head = self._data.head
-        batch = head.batch(slice(0, min(_TRIED, head.tried)))
-        return Averages.of(
-            lambda state: self._stepped(self._initial, self._held._replace(state=state), batch, SEED), self._held.state
-        )
 
     def _set_metrics(self, metrics: object, from_loss: list[str], has_aux: bool) -> None:
         """Set the metrics to report: the user's functions, the held-out loss, and those ``from_loss``."""
@@ -325,38 +236,15 @@ class JaxProblem(NetworkProblem):
             roots[f"{DATA}'s weights"] = self._given_weights
 
         def variables(*, arrays: bool = True) -> Variables:
-            return self._model_variables(arrays=arrays) | variables_of(roots, arrays=arrays)
+            return self._given.variables(arrays=arrays) | variables_of(roots, arrays=arrays)
 
         def sketch(rows: int) -> Floats:
-            model = self._model_now()
+            model = self._given.now()
             state = self._held.state if model.state is None else model.state
-            return self._sketch_of(model, self._held._replace(fixed=model.fixed, state=state), rows)
+            constants = self._held._replace(fixed=model.fixed, state=state)
+            return sketch_of(network.with_model(model), constants, self._data.head, rows)
 
-        return CodeWatch(Computing(variables, sketch), self._rounding())
-
-    def _rounding(self) -> float:
-        return _ROUNDINGS * float(np.finfo(self.dtype).eps)
-
-    def _model_now(self) -> Model:
-        """Return the given model as it is now; if it is in evaluation mode as a whole, in the modes that it had."""
-        return model_of(in_modes(self._given, self._made_modes), self._trainable)
-
-    def _model_variables(self, *, arrays: bool = True) -> Variables:
-        """Return the variables of the given model, without trained parameters."""
-        roots = {"params": self._given} if is_module(self._given) else {}
-        if arrays:
-            roots |= {name: array for name, (kind, array) in self._numbers().items() if kind == "fixed"}
-        return variables_of(roots, arrays=arrays)
-
-    def _numbers(self) -> dict[str, tuple[str, Array]]:
-        """Return the given model's arrays as they are now, and whether they are trained or fixed, by name."""
-        numbers: dict[str, tuple[str, Array]] = {}
-        seen: Counter[str] = Counter()
-        for path, kind, array in model_of(self._given, self._trainable).kinds():
-            name = f"the {kind} parameter '{path}'"
-            seen[name] += 1
-            numbers[name if seen[name] == 1 else f"{name} ({seen[name]})"] = kind, array
-        return numbers
+        return CodeWatch(Computing(variables, sketch), rounding(self.dtype))
 
     def check_unchanged(self, *, begins: bool) -> list[str]:
         """Refuse a model or data that have changed since the problem was made; return a sentence on other numbers.
@@ -365,41 +253,7 @@ class JaxProblem(NetworkProblem):
         """
         self._given_arrays.check()
         self._follow_loss()
-        try:
-            numbers = self._numbers()
-        except BadInput as error:
-            raise BadInput(f"params has changed since the problem was made: {error}; {ANEW}") from None
-        if numbers.keys() != self._made_with.keys():
-            some = ", ".join(sorted(numbers.keys() ^ self._made_with.keys())[:_LISTED])
-            raise BadInput(f"params has other arrays than when the problem was made ({some}); {ANEW}")
-        for name, (_, array) in numbers.items():
-            shape, _ = self._made_with[name]
-            if array.shape != shape:
-                raise BadInput(
-                    f"{name} of params was of shape {shape} when the problem was made and is of shape {array.shape} "
-                    f"now; {ANEW}"
-                )
-
-        def copied_sketch(rows: int) -> Floats:
-            return self._sketch_of(self._network.model, self._held, rows)
-
-        def sketch(rows: int) -> Floats:
-            model = self._model_now()
-            constants = self._held if model.state is None else self._held._replace(state=model.state)
-            return self._sketch_of(model, constants, rows)
-
-        compare_copies(
-            Computing(lambda: self._made_variables, copied_sketch),
-            Computing(self._model_variables, sketch),
-            self._rounding(),
-            "params",
-        )
-        other = [
-            name
-            for name, (kind, array) in numbers.items()
-            if (begins or kind == "fixed") and digest_of(array) != self._made_with[name][1]
-        ]
-        return [] if not other else [other_numbers(other, "params")]
+        return self._given.check_unchanged(self._network, self._held, self._data.head, begins=begins)
 
     def _follow_loss(self) -> None:
         """Compile anew if the loss reads other variables than when it was last compiled: they are constants in it."""
@@ -410,15 +264,6 @@ class JaxProblem(NetworkProblem):
             self._network = self._network.with_model(self._network.model)
             self._stepped, self._last = jax.jit(self._network.stepped), None
             self._loss_variables = now
-
-    def _sketch_of(self, model: Model, constants: Held, rows: int) -> Floats:
-        """Return a sketch of the gradient of at most so many rows, for which the loss is traced anew."""
-        import jax
-
-        head, network = self._data.head, self._network.with_model(model)
-        batch = head.batch(trial_rows(rows, head.tried))
-        gradient = jax.jit(jax.grad(lambda w, *arguments: network.total(w, *arguments)))
-        return Sketch.of(np.asarray(gradient(model_like(network.scales, self.dtype), constants, batch, SEED)))
 
     def with_values(self, leaves: Leaves) -> JaxProblem:
         """Return the problem with other values, with which it is evaluated."""
@@ -461,23 +306,12 @@ class JaxProblem(NetworkProblem):
             state = self._held_at(w)
             full_model = self._network.at(self._vector(w), state)
             for name, metric in self._functions.items():
-                metrics[name] = metric_number(name, self._measure(name, metric, self._held_out, full_model, state))
+                metrics[name] = metric_number(name, _measure(name, metric, self._held_out, full_model, state))
         if set(self._names) - set(metrics):
             weights = self._held_out.weights
             total = len(self._held_out) if weights is None else float(weights.sum())
             metrics |= {name: value / total for name, value in self._sums(self._held_out, w).items()}
         return {name: metrics[name] for name in self._names}
-
-    def _measure(self, name: str, metric: Any, data: Samples, full_model: Any, constants: Held) -> Any:
-        """Return a user's metric of all rows; one with ``update`` and ``compute`` receives batch after batch."""
-        collected = fresh(metric) if is_collected(metric) else None
-        call = metric if collected is None else collected.update
-        options = {"state": constants.state} if "state" in names_of(call) and constants.state is not None else {}
-        if collected is None:
-            return with_weights(partial(call, **options), name, (full_model, _content(data)), data.weights)
-        for sample_batch in data.parts(0, len(data), most=TOGETHER):
-            with_weights(partial(call, **options), name, (full_model, sample_batch.batch), sample_batch.weights)
-        return collected.compute()
 
     def params_at(self, w: Vector) -> Any:
         """Return ``params`` with the parameters ``w`` (length d): a pytree, or a module for evaluation.
@@ -575,6 +409,18 @@ def _check_given_by_loss(names: Sequence[str], from_loss: Sequence[str], *, has_
         if name not in (_LOSS, *from_loss):
             has = ", ".join(from_loss) if from_loss else f"none{'' if has_aux else ' without has_aux=True'}"
             raise BadInput(f"metrics names {name!r}, but the loss gives {has}; give functions by name for others")
+
+
+def _measure(name: str, metric: Any, data: Samples, full_model: Any, constants: Held) -> Any:
+    """Return a user's metric of all rows; one with ``update`` and ``compute`` receives batch after batch."""
+    collected = fresh(metric) if is_collected(metric) else None
+    call = metric if collected is None else collected.update
+    options = {"state": constants.state} if "state" in names_of(call) and constants.state is not None else {}
+    if collected is None:
+        return with_weights(partial(call, **options), name, (full_model, _content(data)), data.weights)
+    for sample_batch in data.parts(0, len(data), most=TOGETHER):
+        with_weights(partial(call, **options), name, (full_model, sample_batch.batch), sample_batch.weights)
+    return collected.compute()
 
 
 def _batches(data: Samples, purpose: str) -> Iterator[tuple[Tree, Any]]:

@@ -30,7 +30,7 @@ _DEPENDENT = 1e-9  # residual of coefficients below which a message follows from
 _ROUNDING = 100.0  # rounding errors of a combination may be this many times eps times the sum of its terms' norms
 
 
-Messages = list[tuple[int, Place]]  # each with its worker
+Messages = list[tuple[int, Place]]  # the worker and the key of each, its task and chunk
 
 
 class _Sent(NamedTuple):
@@ -77,9 +77,9 @@ class Agreement:
         self.wrong: Counter[int] = Counter()  # messages that were proved wrong, by worker
 
     def take(self, reply: Reply) -> Sequence[Event]:
-        """Return the strategy's events for a message that arrived: the reply, or failures in its place."""
-        place = reply.task, reply.chunk
-        chunk = self._ledger.chunk(*place)
+        """Return the strategy's events for a message that arrived: the reply, or failures instead of it."""
+        key = reply.task, reply.chunk
+        chunk = self._ledger.chunk(*key)
         version = chunk.slot, self._ledger.version(chunk.slot, reply.task)
         if chunk.steps or chunk.compress or chunk.send != "done":
             return (reply,)
@@ -97,13 +97,13 @@ class Agreement:
         replicas = [replica for replica in sent.get(chunk, ()) if self._ledger.arrived(*replica[1])]
         if replicas:
             counts.compared += 1 + (len(replicas) == 1)
-        if replicas and not self._cluster.store.alike(replicas[0][1], place, self._tolerance):
+        if replicas and not self._cluster.store.alike(replicas[0][1], key, self._tolerance):
             if len(replicas) > 1:
                 lost += self._convict(reply.time, reply.worker, f"workers {_and([w for w, _ in replicas])}")
-                return (self._fail(reply.time, reply.worker, place, [replicas[0][0]]), *lost)
-            return (*self._doubt(version, reply.time, [*replicas, (reply.worker, place)], own=False), *lost)
-        sent.setdefault(chunk, []).append((reply.worker, place))
-        if 0 < self._spanning < len(sent) and (contradicting := self._contradicting(sent, chunk, place)):
+                return (self._fail(reply.time, reply.worker, key, [replicas[0][0]]), *lost)
+            return (*self._doubt(version, reply.time, [*replicas, (reply.worker, key)], own=False), *lost)
+        sent.setdefault(chunk, []).append((reply.worker, key))
+        if 0 < self._spanning < len(sent) and (contradicting := self._contradicting(sent, chunk, key)):
             return (*self._doubt(version, reply.time, contradicting, own=True), *lost)
         return (reply, *lost)
 
@@ -112,8 +112,8 @@ class Agreement:
 
         Return whether it shows which were wrong, and the events: losses of workers, or else the message's failure.
         """
-        place = reply.task, reply.chunk
-        message = self._read(reply.worker, place)
+        key = reply.task, reply.chunk
+        message = self._read(reply.worker, key)
         equal = [self._alike(message, other) for other in doubt.sent]
         others = sorted({o.worker for o, same in zip(doubt.sent, equal, strict=True) if same} - {reply.worker})
         wrong = {o.worker for o, same in zip(doubt.sent, equal, strict=True) if not same}
@@ -122,7 +122,7 @@ class Agreement:
         elif not others:
             unsteady = reply.worker in wrong  # also its own two messages differ
             doubt.sent.append(message)
-            return False, [self._fail(reply.time, reply.worker, place, [o.worker for o in doubt.sent], unsteady)]
+            return False, [self._fail(reply.time, reply.worker, key, [o.worker for o in doubt.sent], unsteady)]
         confirmed = f"workers {_and([*others, reply.worker])}" if others else "its own second message"
         return True, [event for worker in sorted(wrong) for event in self._convict(reply.time, worker, confirmed)]
 
@@ -142,7 +142,7 @@ class Agreement:
             return one.digest == other.digest
         return alike(one.vector, other.vector, self._tolerance)
 
-    def _contradicting(self, sent: dict[Chunk, Messages], chunk: Chunk, place: Place) -> Messages:
+    def _contradicting(self, sent: dict[Chunk, Messages], chunk: Chunk, key: Place) -> Messages:
         """Return this message and the others that it contradicts; none if they agree or are too few."""
         arrived = {
             other: message
@@ -159,48 +159,54 @@ class Agreement:
         weights = np.linalg.lstsq(rows.T, row, rcond=None)[0]
         if np.linalg.norm(weights @ rows - row) > _DEPENDENT * np.linalg.norm(row):
             return []
-        terms = [(w, worker, at) for w, (_, worker, at) in zip(weights, others, strict=True) if abs(w) > _DEPENDENT]
-        combination = self._cluster.store.combine([at for _, _, at in terms], [float(w) for w, _, _ in terms])
+        terms = [
+            (weight, worker, other_key)
+            for weight, (_, worker, other_key) in zip(weights, others, strict=True)
+            if abs(weight) > _DEPENDENT
+        ]
+        combination = self._cluster.store.combine(
+            [other_key for _, _, other_key in terms], [float(weight) for weight, _, _ in terms]
+        )
         self._ledger.counts.compared += 1 + len(terms)
-        apart = np.linalg.norm(combination - self._cluster.store.combine([place], [1.0]))
-        message = self._message(place)
-        norms = [abs(w) * float(np.linalg.norm(self._message(at))) for w, _, at in terms]
+        apart = np.linalg.norm(combination - self._cluster.store.combine([key], [1.0]))
+        message = self._message(key)
+        norms = [abs(weight) * float(np.linalg.norm(self._message(other_key))) for weight, _, other_key in terms]
         rounding = max(_ROUNDING * float(np.finfo(message.dtype).eps), self._tolerance)
         if apart <= rounding * (sum(norms) + float(np.linalg.norm(message))):
             return []
-        return [*((worker, at) for _, worker, at in terms), this_message]
+        return [*((worker, other_key) for _, worker, other_key in terms), this_message]
 
     def _row(self, chunk: Chunk) -> Vector:
         row = np.zeros(self._partitions)
         row[list(chunk.partitions)] = chunk.coefficients
         return row
 
-    def _message(self, place: Place) -> Vector:
-        return self._cluster.store.message(place)
+    def _message(self, key: Place) -> Vector:
+        return self._cluster.store.message(key)
 
-    def _read(self, worker: int, place: Place) -> _Sent:
-        vector = np.array(self._message(place))
+    def _read(self, worker: int, key: Place) -> _Sent:
+        vector = np.array(self._message(key))
         return _Sent(worker, array_digest(vector), vector)
 
     # ------------------------------------------------------------------------------------------- consequences
 
     def _doubt(self, version: Version, time: float, messages: Messages, *, own: bool) -> Iterator[Event]:
         """Yield a failure for each of these contradictory messages, and record them as in doubt."""
-        for worker, place in messages:
-            chunk = self._ledger.chunk(*place)
+        for worker, key in messages:
+            chunk = self._ledger.chunk(*key)
             doubt = self._doubts[version].setdefault(chunk, _Doubt(own))
-            doubt.sent.append(self._read(worker, place))
+            doubt.sent.append(self._read(worker, key))
             self._sent[version].pop(chunk, None)
-        for worker, place in messages:
-            yield self._fail(time, worker, place, [other for other, _ in messages])
+        for worker, key in messages:
+            yield self._fail(time, worker, key, [other for other, _ in messages])
 
-    def _fail(self, time: float, worker: int, place: Place, others: list[int], unsteady: bool = False) -> Failed:
-        self._failed.add(place)
+    def _fail(self, time: float, worker: int, key: Place, others: list[int], unsteady: bool = False) -> Failed:
+        self._failed.add(key)
         self._ledger.counts.differed += 1
         named = sorted(set(others) - {worker})
         what = f"what worker{'s' * (len(named) > 1)} {_and(named)} sent" if named else "its earlier message"
         advice = f", and from its earlier message: {ADVICE}" if unsteady else ""
-        return Failed(time, worker, *place, f"{DIFFERS} {what} of the same samples at the same model{advice}")
+        return Failed(time, worker, *key, f"{DIFFERS} {what} of the same samples at the same model{advice}")
 
     def _convict(self, time: float, worker: int, others: str) -> list[Event]:
         """Note a wrong message of a worker; give the worker up if it has sent too many."""
@@ -219,7 +225,7 @@ class Agreement:
             for old in [key for key in by_version if key[0] == slot and key[1] < number]:
                 del by_version[old]
         self._sent[version], self._doubts[version] = {}, {}
-        self._failed = {place for place in self._failed if self._ledger.batch(place[0]) is not None}
+        self._failed = {key for key in self._failed if self._ledger.batch(key[0]) is not None}
 
     # ------------------------------------------------------------------------------------------- checkpoints
 
@@ -235,12 +241,12 @@ class Agreement:
     def restore(self, state: list[Any]) -> None:
         """Continue from :meth:`state`, with the messages that the ledger has."""
         self.wrong = Counter(dict(state[0]))
-        for place, worker in self._ledger.messages():
-            chunk = self._ledger.chunk(*place)
-            version = chunk.slot, self._ledger.version(chunk.slot, place[0])
+        for key, worker in self._ledger.messages():
+            chunk = self._ledger.chunk(*key)
+            version = chunk.slot, self._ledger.version(chunk.slot, key[0])
             if version not in self._sent:
                 self._forget(version)
-            self._sent[version].setdefault(chunk, []).append((worker, place))
+            self._sent[version].setdefault(chunk, []).append((worker, key))
         for slot, number, chunk, own, sent in state[1]:
             if (slot, number) not in self._doubts:
                 self._forget((slot, number))

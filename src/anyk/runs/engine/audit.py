@@ -15,7 +15,7 @@ from anyk.runs.engine.dispatches import Batch
 
 _KEPT = 64  # sets of tasks whose coefficients are kept as arrays: rounds dispatch the same ones again and again
 _APART = 1e-6  # the largest difference between the residual that is recomputed and the one that is stated
-Flat = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]  # place, partition x block, coefficient
+Flat = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]  # cell, partition x block, coefficient
 
 
 class Audit:
@@ -32,19 +32,19 @@ class Audit:
     def residual(self, command: Combine, parts: Iterable[tuple[Batch, int, Any]], step: int) -> float:
         """Return the residual of a combine; raise :class:`~anyk.RunFailed` if it states another.
 
-        ``parts``: for each message, its batch, its place in it and its weight.
+        ``parts``: for each message, its batch, its cell there and its weight.
         """
         m, b = self._partitions, self._blocks
         weights: dict[Batch, Floats] = {}
-        for batch, place, weight in parts:
+        for batch, cell, weight in parts:
             if batch not in weights:
                 weights[batch] = np.zeros((len(batch.status), b))
-            weights[batch][place] = weight
+            weights[batch][cell] = weight
         total = np.zeros((b, m * b))  # row u: the coefficients of all blocks of all partitions in part u of the sum
         for batch, message_weights in weights.items():
-            places, columns, values = self._flat(batch)
+            cells, columns, values = self._flat(batch)
             for block in range(b):
-                total[block] += np.bincount(columns, values * message_weights[places, block], minlength=m * b)
+                total[block] += np.bincount(columns, values * message_weights[cells, block], minlength=m * b)
         total -= np.tile(np.eye(b), (1, m))
         residual = float(np.linalg.norm(total) / np.sqrt(m * b))
         stated = command.residual
@@ -67,12 +67,12 @@ class Audit:
 
 
 def _flattened(batch: Batch, blocks: int) -> Flat:
-    places: list[int] = []
+    cells: list[int] = []
     columns: list[int] = []
     values: list[float] = []
     for item, task in enumerate(batch.chunks):
         for index, chunk in enumerate(task):
-            places += [item * batch.width + index] * len(chunk.coefficients)
+            cells += [item * batch.width + index] * len(chunk.coefficients)
             columns += [j * blocks + block for j in chunk.partitions for block in range(blocks)]
             values += chunk.coefficients
-    return np.array(places, dtype=np.intp), np.array(columns, dtype=np.intp), np.array(values, dtype=np.float64)
+    return np.array(cells, dtype=np.intp), np.array(columns, dtype=np.intp), np.array(values, dtype=np.float64)

@@ -11,7 +11,7 @@ from anyk.base.arrays import Array, Vector, Vectors
 from anyk.clusters.contract import Cluster
 from anyk.clusters.store import CARRIED, Carried
 from anyk.problems.values import Leaves, Values
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 
 
 class CarriedValues:
@@ -21,7 +21,7 @@ class CarriedValues:
     a model's length, are stored once, and again only when one of them changes.
     """
 
-    def __init__(self, cluster: Cluster, values: Values, log: RunLog | None) -> None:
+    def __init__(self, cluster: Cluster, values: Values, log: LogWriter | None) -> None:
         self._cluster, self._values, self._log = cluster, values, log
         self.leaves = values.initial
         self.rounds = 1  # versions for each step of a loop that accumulates gradients, from which schedules count

@@ -16,16 +16,17 @@ OPEN, ARRIVED, ENDED, CANCELLED, KEPT = range(5)
 class Batch:
     """Tasks dispatched together: one record for all, so that a round of many workers costs little more than of few.
 
-    ``status`` has ``width`` places for each task's chunks; places without a chunk count as ended. ``left``: chunks that
-    may still be used, or used again. Cancelled chunks are not among them, so a batch is closed and its model version
-    released without waiting for workers that do not answer. ``cancelled``: times of cancellation in seconds, by task.
+    ``status`` is a table with a row of ``width`` cells for each task, one for each of its chunks; cells without a chunk
+    count as ended. ``left``: chunks that may still be used, or used again. Cancelled chunks are not among them, so a
+    batch is closed and its model version released without waiting for workers that do not answer. ``timing`` and
+    ``done`` are by cell; ``dispatched``: time in seconds; ``cancelled``: times of cancellation in seconds, by task.
     """
 
     __slots__ = (
-        "at",
         "cancelled",
         "chunks",
         "closed",
+        "dispatched",
         "done",
         "first",
         "left",
@@ -37,9 +38,10 @@ class Batch:
     )
 
     def __init__(
-        self, first: int, workers: Sequence[int], chunks: Sequence[Task], versions: dict[str, int], at: float
+        self, first: int, workers: Sequence[int], chunks: Sequence[Task], versions: dict[str, int], dispatched: float
     ) -> None:
-        self.first, self.workers, self.chunks, self.versions, self.at = first, workers, chunks, versions, at
+        self.first, self.workers, self.chunks = first, workers, chunks
+        self.versions, self.dispatched = versions, dispatched
         count = len(workers)
         self.width = width = len(chunks[0]) if count == 1 else max(map(len, chunks), default=1)
         self.status = bytearray(count * width)
@@ -53,20 +55,20 @@ class Batch:
         self.timing: dict[int, tuple[Timing | None, float]] = {}
         self.done: dict[int, int] = {}  # partitions that workers have reported as finished
 
-    def place_of(self, event: Reply | Failed | Progress | Cut) -> int:
-        """Return the place of the chunk of an event; raise :class:`~anyk.RunFailed` if there is none."""
+    def cell_of(self, event: Reply | Failed | Progress | Cut) -> int:
+        """Return the cell of the chunk of an event; raise :class:`~anyk.RunFailed` if there is none."""
         if not 0 <= event.chunk < self.width:
             raise RunFailed(f"worker {event.worker} reports chunk {event.chunk} of a task with {self.width} chunks")
         return (event.task - self.first) * self.width + event.chunk
 
-    def chunk(self, place: int) -> Chunk:
-        """Return the chunk of a place."""
-        return self.chunks[place // self.width][place % self.width]
+    def chunk(self, cell: int) -> Chunk:
+        """Return the chunk of a cell."""
+        return self.chunks[cell // self.width][cell % self.width]
 
-    def places(self, task: int, status: int) -> list[int]:
-        """Return the places of a task's chunks that have this status."""
+    def cells(self, task: int, status: int) -> list[int]:
+        """Return the cells of a task's chunks that have this status."""
         start = (task - self.first) * self.width
-        return [index for index in range(start, start + self.width) if self.status[index] == status]
+        return [cell for cell in range(start, start + self.width) if self.status[cell] == status]
 
     def slots(self) -> set[str]:
         """Return the slots whose models the chunks use."""
@@ -81,16 +83,16 @@ class Batch:
             if task not in among:
                 start = (task - self.first) * self.width
                 status[start : start + self.width] = [ENDED] * self.width
-        by_place = [list(values.items()) for values in (self.timing, self.cancelled, self.done)]
-        return [self.first, list(self.workers), self.chunks, self.versions, self.at, status, *by_place]
+        records = [list(values.items()) for values in (self.timing, self.cancelled, self.done)]
+        return [self.first, list(self.workers), self.chunks, self.versions, self.dispatched, status, *records]
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Batch:
         """Return the batch that :meth:`plain` described, read from JSON."""
-        first, workers, chunks, versions, at, status, timing, cancelled, done = plain
-        batch = cls(first, workers, [tuple(map(Chunk.from_plain, task)) for task in chunks], versions, at)
+        first, workers, chunks, versions, dispatched, status, timing, cancelled, done = plain
+        batch = cls(first, workers, [tuple(map(Chunk.from_plain, task)) for task in chunks], versions, dispatched)
         batch.status, batch.left = bytearray(status), sum(s in (OPEN, ARRIVED, KEPT) for s in status)
-        batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
+        batch.timing = {cell: (None if t is None else Timing(*t), received) for cell, (t, received) in timing}
         batch.cancelled, batch.done = dict(cancelled), dict(done)
         return batch
 

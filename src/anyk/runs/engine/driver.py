@@ -9,6 +9,7 @@ from typing import Any
 from anyk.base.arrays import Vector, Vectors
 from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Cluster, Order
+from anyk.clusters.steps import Place
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Tell, abilities_of, partition_abilities
 from anyk.problems.many import problem_of
@@ -43,6 +44,7 @@ from anyk.protocol import (
 from anyk.runs.engine.agreement import Agreement, tolerance_of
 from anyk.runs.engine.audit import Audit
 from anyk.runs.engine.carried_values import CarriedValues
+from anyk.runs.engine.counts import Usage
 from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.questions import Questions
@@ -53,7 +55,7 @@ from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.engine.workers_start import local_of, partitions_of, replicated
 from anyk.runs.limits import ClockLimit
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.schema import KINDS, Update
 
 _LIMIT = "the run's limit"  # the alarm that ends a run
@@ -78,7 +80,7 @@ class Driver:
         *,
         problem: Problem | None = None,
         optimizer: Optimizer | None = None,
-        log: RunLog | None = None,
+        log: LogWriter | None = None,
         steps: int | None = None,
         seconds: float | None = None,
         answers: Sequence[LossEvaluated | NoiseMeasured] = (),
@@ -389,7 +391,7 @@ class Driver:
             self.log.note(self._now, command.kind, command.text)
 
     def _update(self, command: Combine | Mix) -> None:
-        """Make a slot's next version, and log it."""
+        """Make a slot's next version."""
         if self._orders:
             self._send()
         slot, version = command.slot, self.versions.newest[command.slot]
@@ -403,20 +405,29 @@ class Driver:
             if self.before_step is not None:
                 self.before_step(StepBegun(full, version + 1, self._now, self._cancelled_now()))
             w, bits = self._updates.result(command) or (None, 0)
+        store = self.cluster.store
+        givers = {message: store.givers(message) for message in full.messages} if self.cluster.in_slices else {}
         self.versions.publish(slot, w)
         self._faults.stepped()
         used = self.ledger.use(full, version)
         self.cluster.step_done()
         self.time = self._now = self.cluster.now()
-        on_step = None if slot in self.layout.auxiliary else self._on_step
-        if self.log is None and on_step is None:
-            return
+        if self.log is not None or self._on_step is not None:
+            self._record(full, version + 1, used, bits=bits, givers=givers)
+
+    def _record(
+        self, command: Combine | Mix, version: int, used: Usage, *, bits: int, givers: dict[Place, list[int]]
+    ) -> None:
+        """Log a new version, and pass it on to whoever follows the steps.
+
+        ``bits``: its digest. ``givers``: the workers whose replicas gave each slice of a message.
+        """
         residual, gain, scale = 0.0, 1.0, 1.0
-        if isinstance(full, Combine):
-            residual, gain, scale = full.residual or 0.0, full.gain, full.scale
+        if isinstance(command, Combine):
+            residual, gain, scale = command.residual or 0.0, command.gain, command.scale
         update = Update(
-            slot=slot,
-            version=version + 1,
+            slot=command.slot,
+            version=version,
             time=self.time,
             replies=used.replies,
             residual=residual,
@@ -428,8 +439,9 @@ class Driver:
         )
         if self.log is not None:
             self.log.update(update)
-        if on_step is not None:
-            on_step(StepRecord(update, full, used.by))
+            self.log.slices(command.slot, version, givers)
+        if self._on_step is not None and command.slot not in self.layout.auxiliary:
+            self._on_step(StepRecord(update, command, used.by))
 
     def _cancelled_now(self) -> tuple[int, ...]:
         """Return the tasks that the commands which are being carried out cancel."""

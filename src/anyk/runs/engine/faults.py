@@ -39,9 +39,10 @@ class Faults:
         self._since_step[worker] = reason
         kind = _kind(reason)
         alike = sum(_kind(other) == kind for _, other in self.in_a_row.values())
-        if alike > max(kind != _NOT_FINITE, self._workers // 2):  # a worker alone is asked again about other faults
-            if kind == _NOT_FINITE:
-                raise _diverged(reason, step)
+        most_fail = alike > self._workers // 2
+        if most_fail and kind == _NOT_FINITE:
+            raise _diverged(reason, step)
+        if most_fail and alike > 1:  # the only worker of a run is asked again
             raise RunFailed(f"step {step}: most replies cannot be used; worker {worker}: {reason}")
         if count < _FAILURES:
             return event

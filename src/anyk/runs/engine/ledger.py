@@ -14,7 +14,7 @@ from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Pr
 from anyk.runs.engine.counts import Counts, Usage
 from anyk.runs.engine.dispatches import ARRIVED, CANCELLED, ENDED, KEPT, OPEN, Batch, plain_weight
 from anyk.runs.engine.versions import Versions
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.schema import Ended, Reuse
 
 _UNTIMED: tuple[Timing | None, float | None] = (None, None)
@@ -31,7 +31,14 @@ class Ledger:
     """
 
     def __init__(
-        self, strategy: str, workers: int, cluster: Cluster, versions: Versions, log: RunLog | None, *, computes: bool
+        self,
+        strategy: str,
+        workers: int,
+        cluster: Cluster,
+        versions: Versions,
+        log: LogWriter | None,
+        *,
+        computes: bool,
     ) -> None:
         self._strategy, self._cluster, self._versions, self._log = strategy, cluster, versions, log
         self._computes = computes
@@ -80,9 +87,9 @@ class Ledger:
     def messages(self) -> Iterator[tuple[Place, int]]:
         """Yield the messages that have arrived and not been used, each as (task, chunk) and its worker."""
         for batch in dict.fromkeys(self._given.values()):
-            for place, status in enumerate(batch.status):
+            for cell, status in enumerate(batch.status):
                 if status == ARRIVED:
-                    item, index = divmod(place, batch.width)
+                    item, index = divmod(cell, batch.width)
                     yield (batch.first + item, index), batch.workers[item]
 
     def covered(self, messages: Sequence[Place]) -> int:
@@ -128,14 +135,14 @@ class Ledger:
         if batch is None:
             self._late(event)
             return False
-        place = (event.task - batch.first) * batch.width + event.chunk
-        if batch.status[place] != OPEN:  # repeated, or its worker was lost before
-            if batch.status[place] == ENDED:
+        cell = (event.task - batch.first) * batch.width + event.chunk
+        if batch.status[cell] != OPEN:  # repeated, or its worker was lost before
+            if batch.status[cell] == ENDED:
                 self._cluster.store.free(event.task, event.chunk)
             return False
-        batch.status[place] = ARRIVED
+        batch.status[cell] = ARRIVED
         if self._log is not None:
-            batch.timing[place] = (event.timing, event.time)
+            batch.timing[cell] = (event.timing, event.time)
         return True
 
     def staleness(self, event: Reply) -> int:
@@ -150,44 +157,44 @@ class Ledger:
         """Record the number of finished partitions of a chunk that is sent on request."""
         batch = self._given.get(event.task)
         if batch is not None:
-            batch.done[batch.place_of(event)] = event.done
+            batch.done[batch.cell_of(event)] = event.done
 
     def _late(self, event: Reply) -> None:
         """Free a message that arrived after its task was cancelled, and record its end."""
         batch = self._cancelled.get(event.task)
-        place = batch.place_of(event) if batch is not None else 0
+        cell = batch.cell_of(event) if batch is not None else 0
         self._cluster.store.free(event.task, event.chunk)
-        if batch is None or batch.status[place] != CANCELLED:
+        if batch is None or batch.status[cell] != CANCELLED:
             return
-        batch.timing[place] = (event.timing, event.time)
-        self._end(batch, place, "discarded", due=event.time, arrived=True)
+        batch.timing[cell] = (event.timing, event.time)
+        self._end(batch, cell, "discarded", due=event.time, arrived=True)
         self._overtake(event.worker, event.task)
 
     def fail(self, event: Failed) -> None:
         """Record an unusable message."""
         batch = self._given[event.task]
-        place = batch.place_of(event)
+        cell = batch.cell_of(event)
         self.counts.unusable += 1
-        if batch.status[place] == OPEN:
-            self._end(batch, place, "lost")
-        elif batch.status[place] == ARRIVED:  # it turned out to contradict another
-            self._end(batch, place, "discarded")
+        if batch.status[cell] == OPEN:
+            self._end(batch, cell, "lost")
+        elif batch.status[cell] == ARRIVED:  # it turned out to contradict another
+            self._end(batch, cell, "discarded")
 
     def fail_late(self, event: Failed) -> None:
         """Record the failure of a cancelled task, which is no fault: its model may have been overwritten meanwhile."""
         batch = self._cancelled.get(event.task)
         if batch is not None:
-            place = batch.place_of(event)
-            if batch.status[place] == CANCELLED:
-                self._end(batch, place, "discarded", due=event.time)
+            cell = batch.cell_of(event)
+            if batch.status[cell] == CANCELLED:
+                self._end(batch, cell, "discarded", due=event.time)
 
     def cut(self, event: Cut) -> None:
         """Record the number of partitions that a worker finished of a cancelled chunk."""
         batch = self._cancelled.get(event.task)
         if batch is not None:
-            place = batch.place_of(event)
-            if batch.status[place] == CANCELLED:
-                self._end(batch, place, "cancelled", done=event.done, due=event.due)
+            cell = batch.cell_of(event)
+            if batch.status[cell] == CANCELLED:
+                self._end(batch, cell, "cancelled", done=event.done, due=event.due)
         self._overtake(event.worker, event.task)
 
     def lose(self, worker: int) -> None:
@@ -196,8 +203,8 @@ class Ledger:
             for task, batch in list(tasks.items()):
                 if batch.workers[task - batch.first] != worker:
                     continue
-                for place in batch.places(task, waiting):
-                    self._end(batch, place, "lost")
+                for cell in batch.cells(task, waiting):
+                    self._end(batch, cell, "lost")
                 if tasks is self._cancelled:
                     del self._cancelled[task]
         self._cancelled_of[worker].clear()
@@ -207,15 +214,15 @@ class Ledger:
         queue = self._cancelled_of[worker]
         while queue and queue[0] < task:
             self._forget(queue.popleft())
-        if queue and queue[0] == task and not self._cancelled[task].places(task, CANCELLED):
+        if queue and queue[0] == task and not self._cancelled[task].cells(task, CANCELLED):
             del self._cancelled[queue.popleft()]
 
     def _forget(self, task: int) -> None:
         """End the chunks of a cancelled task that its worker will not report."""
         batch = self._cancelled.pop(task, None)
         if batch is not None:
-            for place in batch.places(task, CANCELLED):
-                self._end(batch, place, "cancelled")
+            for cell in batch.cells(task, CANCELLED):
+                self._end(batch, cell, "cancelled")
 
     # ------------------------------------------------------------------------------------------- how chunks end
 
@@ -229,9 +236,9 @@ class Ledger:
         for cut in cuts:
             batch = batches[cut.task]
             batch.cancelled[cut.task] = now
-            place = batch.place_of(cut)
-            if batch.status[place] == OPEN:
-                self._end(batch, place, "cancelled", done=cut.done, due=cut.due)
+            cell = batch.cell_of(cut)
+            if batch.status[cell] == OPEN:
+                self._end(batch, cell, "cancelled", done=cut.done, due=cut.due)
         while tasks:
             batch_or_none = batches.get(tasks[0])
             if batch_or_none is None:
@@ -256,19 +263,19 @@ class Ledger:
     def _cancel_task(self, task: int, batch: Batch, later: bool) -> None:
         start = (task - batch.first) * batch.width
         cut = False
-        for place in range(start, start + batch.width):
-            status = batch.status[place]
+        for cell in range(start, start + batch.width):
+            status = batch.status[cell]
             if status == ARRIVED:
-                self._end(batch, place, "discarded")
+                self._end(batch, cell, "discarded")
             elif status == KEPT:
-                self._let_go(batch, place)
+                self._let_go(batch, cell)
             elif status == OPEN:
                 if later:
                     cut = True
-                    batch.status[place] = CANCELLED
+                    batch.status[cell] = CANCELLED
                     batch.left -= 1
                 else:
-                    self._end(batch, place, "cancelled")
+                    self._end(batch, cell, "cancelled")
         self._given.pop(task, None)
         if cut:
             self._cancelled[task] = batch
@@ -282,8 +289,8 @@ class Ledger:
     def with_gathered(self, command: Combine | Mix) -> Combine | Mix:
         """Return the command with the messages inside messages added, each with its resulting weight."""
         messages, weights = list(command.messages), list(command.weights)
-        for place, weight in zip(messages, weights, strict=True):  # grows while it is walked through
-            for inside, share in self.gathered.get(place, ()):
+        for message, weight in zip(messages, weights, strict=True):  # grows while it is walked through
+            for inside, share in self.gathered.get(message, ()):
                 messages.append(inside)
                 weights.append(weight * share)
         return command._replace(messages=messages, weights=weights)
@@ -291,8 +298,8 @@ class Ledger:
     def use(self, command: Combine | Mix, version: int) -> Usage:
         """End the chunks whose messages were used in the step from ``version``; return statistics of the messages."""
         slot = command.slot
-        for key in command.messages if self.gathered else ():
-            self.gathered.pop(key, None)
+        for message in command.messages if self.gathered else ():
+            self.gathered.pop(message, None)
         oldest = total = replies = 0
         used: set[int] = set()
         keep = set(command.keep) if command.keep else ()
@@ -300,20 +307,20 @@ class Ledger:
         quick = self._log is None and not self._computes
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
             batch = batches[task]
-            place = (task - batch.first) * batch.width + chunk
+            cell = (task - batch.first) * batch.width + chunk
             staleness = version - batch.versions[slot]
             if staleness:
                 total += staleness
                 if staleness > oldest:
                     oldest = staleness
-            if batch.status[place] == KEPT:
+            if batch.status[cell] == KEPT:
                 if self._log is not None:
                     self._log.reuse(Reuse(slot, version + 1, task, chunk, plain_weight(weight)))
                 continue
             replies += 1
             stays = (task, chunk) in keep
             if quick:
-                batch.status[place] = KEPT if stays else ENDED
+                batch.status[cell] = KEPT if stays else ENDED
                 batch.left -= not stays
                 if staleness:
                     counts.late_counted += 1
@@ -324,18 +331,18 @@ class Ledger:
             else:
                 used.add(batch.workers[task - batch.first])
                 ending = "late_counted" if staleness else "counted"
-                self._end(batch, place, ending, (slot, version + 1, plain_weight(weight)), kept=stays)
+                self._end(batch, cell, ending, (slot, version + 1, plain_weight(weight)), kept=stays)
         return _UNSEEN if quick else Usage(replies, total / max(len(command.messages), 1), oldest, used)
 
     def settle(self, now: float) -> None:
         """End all open chunks at the end of the run."""
         for batch in dict.fromkeys(self._given.values()):
-            for place, status in enumerate(batch.status):
+            for cell, status in enumerate(batch.status):
                 if status == KEPT:
-                    self._let_go(batch, place)
+                    self._let_go(batch, cell)
                 elif status != ENDED:
-                    batch.cancelled.setdefault(batch.first + place // batch.width, now)
-                    self._end(batch, place, "discarded" if status == ARRIVED else "cancelled")
+                    batch.cancelled.setdefault(batch.first + cell // batch.width, now)
+                    self._end(batch, cell, "discarded" if status == ARRIVED else "cancelled")
             self._close(batch)
         for task in list(self._cancelled):
             self._forget(task)
@@ -343,7 +350,7 @@ class Ledger:
     def _end(
         self,
         batch: Batch,
-        place: int,
+        cell: int,
         ending: str,
         use: tuple[str | None, int | None, float | str | None] = _UNUSED,
         done: int | None = None,
@@ -357,21 +364,21 @@ class Ledger:
         """
         width = batch.width
         self.counts.end(ending)
-        status = batch.status[place]
+        status = batch.status[cell]
         waiting = status == ARRIVED
-        batch.status[place] = KEPT if kept else ENDED
+        batch.status[cell] = KEPT if kept else ENDED
         if status != CANCELLED and not kept:
             batch.left -= 1
-        item, index = divmod(place, width) if width > 1 else (place, 0)
+        item, index = divmod(cell, width) if width > 1 else (cell, 0)
         log = self._log
         if log is not None:
             chunk = batch.chunks[item][index]
-            timing, received = batch.timing.pop(place, _UNTIMED)
+            timing, received = batch.timing.pop(cell, _UNTIMED)
             started, computing, computed, sent, digest = timing or _NO_TIMES
             slot, step, weight = use
             if waiting or arrived:
                 done = len(chunk.partitions)
-            reported = batch.done.pop(place, 0)  # it may have been asked for less
+            reported = batch.done.pop(cell, 0)  # it may have been asked for less
             if reported:
                 done = max(done or 0, reported)
             log.chunk(
@@ -381,7 +388,7 @@ class Ledger:
                     batch.workers[item],
                     batch.versions[chunk.slot],
                     log.work(chunk),
-                    batch.at,
+                    batch.dispatched,
                     started,
                     computing,
                     computed,
@@ -402,12 +409,12 @@ class Ledger:
         if not batch.left:
             self._close(batch)
 
-    def _let_go(self, batch: Batch, place: int) -> None:
+    def _let_go(self, batch: Batch, cell: int) -> None:
         """Release a message that was counted and kept."""
-        batch.status[place] = ENDED
+        batch.status[cell] = ENDED
         batch.left -= 1
         if self._computes:
-            item, index = divmod(place, batch.width)
+            item, index = divmod(cell, batch.width)
             self._cluster.store.free(batch.first + item, index)
         if not batch.left:
             self._close(batch)
@@ -421,7 +428,7 @@ class Ledger:
         for task in range(batch.first, batch.first + len(batch.workers)):
             pop(task, None)
         if self.gathered:
-            self.gathered = {key: inside for key, inside in self.gathered.items() if key[0] in self._given}
+            self.gathered = {message: inside for message, inside in self.gathered.items() if message[0] in self._given}
         if self._computes:
             for slot in batch.slots():
                 self._versions.unpin(slot, batch.versions[slot])
@@ -434,7 +441,7 @@ class Ledger:
             "ledger": self.counts.plain(),
             "cut": [batch.plain(self._cancelled) for batch in dict.fromkeys(self._cancelled.values())],
             "given": [batch.plain(self._given) for batch in dict.fromkeys(self._given.values())],
-            "gathered": [[list(key), inside] for key, inside in self.gathered.items()],
+            "gathered": [[list(message), inside] for message, inside in self.gathered.items()],
             "next": self._next,
         }
 
@@ -445,9 +452,9 @@ class Ledger:
             for slot in batch.slots():
                 version = batch.versions[slot]
                 vectors[f"model/{slot}/{version}"] = self._cluster.store.model(slot, version)
-            for place, status in enumerate(batch.status):
+            for cell, status in enumerate(batch.status):
                 if status in (ARRIVED, KEPT):
-                    task, chunk = batch.first + place // batch.width, place % batch.width
+                    task, chunk = batch.first + cell // batch.width, cell % batch.width
                     vectors[f"message/{task}/{chunk}"] = self._cluster.store.message((task, chunk))
         return vectors
 
@@ -468,7 +475,7 @@ class Ledger:
             batch = Batch.from_plain(plain)
             batch.closed = True
             for task, worker in enumerate(batch.workers, batch.first):
-                if batch.places(task, CANCELLED):
+                if batch.cells(task, CANCELLED):
                     self._cancelled[task] = batch
                     self._cancelled_of[worker].append(task)
         for (task, chunk), inside in state["gathered"]:

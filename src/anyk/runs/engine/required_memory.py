@@ -52,18 +52,18 @@ class Need(NamedTuple):
         lengths = [_length(partitions, partition_set) * size for partition_set in layout.covers or layout.assignment]
         state = 0 if optimizer is None else optimizer.vectors
         replies = sum(lengths) // layout.blocks
-        here = cluster.workers_here or cluster.virtual
+        on_this_machine = cluster.workers_here or cluster.virtual
         inner = build_optimizer(layout.inner, lr=1.0).vectors if layout.inner else state
-        kept = 2 * layout.workers * max(inner, 1) * vector if layout.stateful else 0  # two states of each worker
+        states = 2 * layout.workers * max(inner, 1) * vector if layout.stateful else 0  # two of each worker
         at_driver = (_DRIVER + saved * (_MODELS + state) * slots) * vector
-        if here:  # a checkpoint copies one of a worker's states, and is written from another copy
-            at_driver += (cluster.virtual + saved) * kept
+        if on_this_machine:  # a checkpoint copies one of a worker's states, and is written from another copy
+            at_driver += (cluster.virtual + saved) * states
         return cls(
             models=(_READ if cluster.in_slices else _MODELS) * vector * slots,
-            replies=0 if cluster.in_slices else 2 * replies if here else replies,
+            replies=0 if cluster.in_slices else 2 * replies if on_this_machine else replies,
             optimizer=(state if layout.inner is None else max(state, _OUTER)) * vector * slots,
             driver=at_driver,
-            workers=_at_workers(layout, lengths, kept, inner * vector, vector) if cluster.workers_here else 0,
+            workers=_at_workers(layout, lengths, states, inner * vector, vector) if cluster.workers_here else 0,
             mapped=cluster.mapped(layout, partitions, [length // size for length in lengths]),
         )
 
@@ -102,17 +102,17 @@ class Need(NamedTuple):
             )
 
 
-def _at_workers(layout: Layout, lengths: Sequence[int], kept: int, inner: int, vector: int) -> int:
+def _at_workers(layout: Layout, lengths: Sequence[int], states: int, inner: int, vector: int) -> int:
     """Return the bytes that workers need beside their data.
 
-    ``lengths``: bytes of each worker's longest message; ``kept``: of the optimiser states that workers keep; ``inner``:
+    ``lengths``: bytes of each worker's longest message; ``states``: of the optimiser states that they keep; ``inner``:
     of one such state; ``vector``: of a model.
     """
-    needed = sum(_WORKER * length for length in lengths) + kept
+    needed = sum(_WORKER * length for length in lengths) + states
     if layout.inner is None:
         return needed
     # the previous state is stored until the next task ends; it may be among those that are kept
-    further_states = 1 if kept else 2
+    further_states = 1 if states else 2
     return needed + layout.workers * (_LOCAL * vector + further_states * inner)
 
 

@@ -9,7 +9,8 @@ from typing import Literal
 
 from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput
-from anyk.base.specs import Registry, show_spec
+from anyk.base.registries import Registry
+from anyk.base.specs import show_spec
 from anyk.clusters.processes.aside import Aside
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, abilities_of

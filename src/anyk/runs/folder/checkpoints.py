@@ -24,6 +24,7 @@ from anyk.base.keyed import array_digest
 from anyk.base.plain import ByName
 from anyk.base.regular_files import open_plain, replacing, synchronise
 from anyk.runs.log import queries
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.runlog import RunLog
 
 NAME = "checkpoint.safetensors"
@@ -66,7 +67,7 @@ def save(folder: Path, encoded: str, vectors: Vectors, *, name: str = NAME) -> s
 class CheckpointWriter:
     """Writes checkpoints in a thread, from copies of the vectors in buffers that are used again."""
 
-    def __init__(self, folder: Path, log: RunLog) -> None:
+    def __init__(self, folder: Path, log: LogWriter) -> None:
         self._folder, self._log = folder, log
         self._buffers: list[Vector] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

@@ -68,8 +68,8 @@ def check_problem(config: SharedConfig, problem: Problem, of: str) -> None:
     """Raise :class:`~anyk.BadInput` if the problem's code or data are not those that the run began with."""
     before, now = config.problem or Recipe(), recipe_of(problem) or Recipe()
     if before.problem is not None and now.problem is not None:
-        was, where = (name.rpartition(":")[0] for name in (before.problem, now.problem))
-        _check_code(config.digests.code, was, where, of)
+        was, source = (name.rpartition(":")[0] for name in (before.problem, now.problem))
+        _check_code(config.digests.code, was, source, of)
     if config.digests.data is not None:
         name = before.file or before.data
         what = f"'{name}' has" if name else "the problem's data set has"
@@ -108,7 +108,7 @@ def check_named(config: SharedConfig, of: str) -> None:
         _check_digest(f"'{file}' has changed since {of} began", file_digest(file), recorded)
     code = config.digests.code
     for path in plugins():
-        moved = (where for where in code if Path(where).name == path.name)  # together with its folder
+        moved = (source for source in code if Path(source).name == path.name)  # together with its folder
         was = str(path) if str(path) in code else next(moved, None)
         if was is not None:
             _check_code(code, was, str(path), of)
@@ -124,14 +124,14 @@ def _check_digest(sentence: str, digest: str | None, recorded: str | None, kind:
         )
 
 
-def _check_code(code: Mapping[str, str], was: str, where: str, of: str) -> None:
+def _check_code(code: Mapping[str, str], was: str, source: str, of: str) -> None:
     """Raise if a file or module, or code that it imports from its folder, differs from the recorded ``was``."""
-    pairs = [(was, where)]
-    if where.endswith(".py") and was.endswith(".py"):
-        folder, before = Path(where).resolve().parent, Path(was).parent
+    pairs = [(was, source)]
+    if source.endswith(".py") and was.endswith(".py"):
+        folder, before = Path(source).resolve().parent, Path(was).parent
         pairs += [
             (str(before / module_file.relative_to(folder)), str(module_file))
-            for module_file in local_imports(Path(where))
+            for module_file in local_imports(Path(source))
         ]
     for recorded, module_file in pairs:
         _check_digest(
@@ -165,9 +165,9 @@ def traces_of(law: Any) -> Iterator[tuple[str, str]]:
 def _code_digests(named: Collection[str]) -> dict[str, str]:
     """Return SHA-256, by name, of files and modules, and of what the files import from their own folders."""
     imported = [
-        str(module_file) for where in named if where.endswith(".py") for module_file in local_imports(Path(where))
+        str(module_file) for source in named if source.endswith(".py") for module_file in local_imports(Path(source))
     ]
-    return dict(without_none({where: sha256_of(where) for where in [*named, *imported]}))
+    return dict(without_none({source: sha256_of(source) for source in [*named, *imported]}))
 
 
 def _code_named(config: SharedConfig) -> set[str]:
@@ -175,7 +175,7 @@ def _code_named(config: SharedConfig) -> set[str]:
     functions = [recipe.problem for recipe in (config.problem.each if config.problem else ()) if recipe.problem]
     named = {name.rpartition(":")[0] for name in functions} | _of_callbacks(config.callbacks)
     specs = (*config.strategies, config.optimizer, config.lr)
-    return named | {where for spec in specs for where, _ in torch_named(spec)}
+    return named | {module for spec in specs for module, _ in torch_named(spec)}
 
 
 def _specs_of(config: SharedConfig) -> list[str]:
@@ -187,10 +187,10 @@ def _specs_of(config: SharedConfig) -> list[str]:
 
 
 def _of_callbacks(specs: Sequence[str]) -> set[str]:
-    """Return where the functions are that make callbacks; built-in callbacks are recognised by their keys."""
+    """Return the files and modules of functions that make callbacks; built-in ones are recognised by their keys."""
     named = [spec.rpartition(":")[0] for spec in specs]
     return {
-        where
-        for where in named
-        if where.endswith(".py") or ("=" not in where and where.replace(".", "_").isidentifier())
+        source
+        for source in named
+        if source.endswith(".py") or ("=" not in source and source.replace(".", "_").isidentifier())
     }

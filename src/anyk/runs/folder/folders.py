@@ -30,8 +30,8 @@ def check_plain(*paths: Path) -> None:
             raise BadInput(f"'{path}' is no plain file; remove it")
 
 
-def new_folder(folder: Path, *, known: str) -> None:
-    """Create a folder for a run or race; an empty one (but for a lock) may exist. ``known``: its settings file.
+def new_folder(folder: Path, *, settings: str) -> None:
+    """Create a folder for a run or race; an empty one (but for a lock) may exist. ``settings``: its settings file.
 
     What a process that was killed at its start has left there is removed.
     """
@@ -43,7 +43,7 @@ def new_folder(folder: Path, *, known: str) -> None:
                         file.unlink()
     if folder.exists() and (not folder.is_dir() or any(one.name != LOCK for one in folder.iterdir())):
         hint = f"choose another, or go on with it: anyk resume {folder}"
-        if not (folder / known).exists():
+        if not (folder / settings).exists():
             hint = "choose another, or an empty one"
         raise BadInput(f"'{folder}' exists; {hint}")
     with as_bad_input(f"the folder '{folder}' cannot be made"):

@@ -169,7 +169,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def torch_named(spec: str) -> list[tuple[str, str]]:
     """Return the modules besides torch's own whose classes a spec names, each with the qualified name."""
     names = [(name.rpartition(".")[0], name) for name in _TORCH.findall(spec)]
-    return [(where, name) for where, name in names if not f"{where}.".startswith("torch.optim.")]
+    return [(module, name) for module, name in names if not f"{module}.".startswith("torch.optim.")]
 
 
 def without_none(value: Any) -> Any:
@@ -182,7 +182,7 @@ def without_none(value: Any) -> Any:
 def _in_words(error: str) -> str:
     """Return an error of msgspec as part of a sentence that names the key."""
     what, _, path = error.partition(" - at `$")
-    where = f" in '{path.strip('.`')}'" if path else ""
+    in_key = f" in '{path.strip('.`')}'" if path else ""
     words = what.replace("Object contains unknown field", "unknown key")
     words = words.replace("Object missing required field", "no key").replace("`", "'")
-    return f"{words}{where}"
+    return f"{words}{in_key}"

@@ -107,8 +107,8 @@ def admitted_problem(config: SharedConfig, of: str, problem: Problem | None, *, 
     """
     check_named(config, of)
     for spec in config.strategies:  # other code is checked when it is imported
-        for where, name in torch_named(spec):
-            admit(where, name, "optimizer")
+        for module, name in torch_named(spec):
+            admit(module, name, "optimizer")
     if problem is None and needed and config.problem is not None:
         problem = from_recipe(config.problem.plain())
     if problem is not None:

@@ -75,13 +75,13 @@ class Following:
                 f"{self._copy.path.as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
             )
             db.execute("PRAGMA trusted_schema=OFF")
-        log = RunLog(path, db=db)
+        log = RunLog(path, db)
         try:
             if not log.rows("SELECT 1 FROM sqlite_master LIMIT 1"):
                 raise BadInput(f"the run '{self.folder}' has not started: its log has no tables yet")
             log.check_tables()
         except BadInput:
-            log.close(write=False)
+            log.close()
             raise
         if before is not None and log.has_seal(before[0]):  # rows have only been added
             log.totals = before[1]

@@ -17,7 +17,7 @@ from anyk.base.errors import BadInput
 from anyk.base.plain import ByName
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import TABLES as SCHEMA_TABLES
-from anyk.runs.log.schema import Totals
+from anyk.runs.log.schema import Evaluation, Totals
 
 
 class Decision(NamedTuple):
@@ -268,6 +268,11 @@ def mean_times(log: RunLog) -> MeanTimes:
         "WHERE computed IS NOT NULL"
     )
     return MeanTimes(*rows[0])
+
+
+def evaluations(log: RunLog) -> list[Evaluation]:
+    """Return all evaluations, in their order."""
+    return [Evaluation(*row) for row in log.rows("SELECT slot, version, time, loss, metric FROM evaluations")]
 
 
 def notes(log: RunLog) -> list[ByName]:

@@ -63,7 +63,8 @@ class Receipt:
     ``spare``: workers whose messages had arrived but were not needed. ``rest``: all other workers, still at work or
     absent. ``values``: the problem's values with which the newest of the gradients were computed, arrays as digests.
     ``fleet``: of a fleet that changes, its number of workers, the imbalance of their shares, and how many may
-    leave without moving data.
+    leave without moving data. ``slices``: for each of the messages, the workers whose replicas gave each slice of it;
+    empty where a message was read as a whole.
     """
 
     slot: str
@@ -79,6 +80,7 @@ class Receipt:
     samples: tuple[int | None, ...] = ()
     fleet: str = ""
     values: Mapping[str, float | str] = field(default_factory=dict)
+    slices: tuple[tuple[int, ...], ...] = ()
 
 
 class _Update(NamedTuple):
@@ -102,6 +104,7 @@ class _Message(NamedTuple):
     weight: float | str
     staleness: int
     work: queries.Work
+    slices: tuple[int, ...] = ()  # the workers whose replicas gave each slice
 
 
 _MADE = (
@@ -115,6 +118,7 @@ _USED = (
     "UNION ALL SELECT c.worker, r.task, r.chunk, r.weight, ?2 - 1 - c.version, c.work FROM reuses r "
     "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk WHERE r.slot = ?1 AND r.version = ?2 ORDER BY 1, 2, 3"
 )
+_SLICES = "SELECT task, chunk, workers FROM slices WHERE slot = ? AND version = ?"
 _CARRIED = "SELECT info FROM carried WHERE slot = ? AND version < ? ORDER BY version DESC LIMIT 1"
 _CANCELLED = (
     "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
@@ -137,7 +141,19 @@ def logged_receipt(
     carried = log.rows(_CARRIED, (slot, version))
     update = _Update(*fields)._replace(values=json.loads(carried[0][0]) if carried else {})
     works = queries.works(log)
-    used = [_Message._make((*fields, works[work])) for *fields, work in log.rows(_USED, (slot, version))]
+    slices = {(task, chunk): tuple(json.loads(text)) for task, chunk, text in log.rows(_SLICES, (slot, version))}
+    used = [
+        _Message(
+            worker=worker,
+            task=task,
+            chunk=chunk,
+            weight=weight,
+            staleness=staleness,
+            work=works[work],
+            slices=slices.get((task, chunk), ()),
+        )
+        for worker, task, chunk, weight, staleness, work in log.rows(_USED, (slot, version))
+    ]
     cancelled = log.rows(_CANCELLED, (before, max(update.time, before), version))
     cut_off = [
         CutOff(
@@ -197,12 +213,13 @@ def receipt_of_step(driver: Driver, begun: StepBegun) -> Receipt:
                 weight=plain_weight(weight),
                 staleness=begun.version - 1 - batch.versions[combine.slot],
                 work=work,
+                slices=tuple(driver.cluster.store.givers((task, index))),
             )
         )
     used.sort(key=lambda message: message[:3])  # as in the log
     batches = [(task, tasks[task]) for task in begun.cancelled if task in tasks]
     cut_off = [chunk for task, batch in batches for chunk in _late(task, batch, begun.time, OPEN)]
-    answered = {batch.workers[task - batch.first] for task, batch in batches if batch.places(task, ARRIVED)}
+    answered = {batch.workers[task - batch.first] for task, batch in batches if batch.cells(task, ARRIVED)}
     residual, gain = (combine.residual or 0.0, combine.gain) if isinstance(combine, Combine) else (0.0, 1.0)
     carried = driver.versions.carried
     values = {} if carried is None else carried.shown(combine.slot)
@@ -241,6 +258,7 @@ def _receipt(
         spare=tuple(sorted(spare)),
         rest=tuple(sorted(set(range(workers)) - counted - late - spare)),
         samples=tuple(message.work.samples(sizes) if sizes else None for message in used),
+        slices=tuple(message.slices for message in used),
     )
 
 
@@ -251,12 +269,12 @@ def _late(task: int, batch: Batch, until: float, status: int) -> list[CutOff]:
         CutOff(
             worker=worker,
             task=task,
-            seconds=until - batch.at,
+            seconds=until - batch.dispatched,
             known=False,
-            done=batch.done.get(index),
-            partitions=len(batch.chunk(index).partitions),
+            done=batch.done.get(cell),
+            partitions=len(batch.chunk(cell).partitions),
         )
-        for index in batch.places(task, status)
+        for cell in batch.cells(task, status)
     ]
 
 

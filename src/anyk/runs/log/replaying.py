@@ -24,6 +24,7 @@ from anyk.runs.folder.digests import with_plugins
 from anyk.runs.folder.rebuilding import admitted_problem
 from anyk.runs.limits import plan
 from anyk.runs.log import queries
+from anyk.runs.log.log_writer import LogWriter
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import RESET, START
 from anyk.runs.run import Run
@@ -140,8 +141,8 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
         reason = "its problem was made in Python; give it with problem=…"
     strategy = build_strategy(config.strategy, workers=config.workers)
     strategy = plan(strategy, config.steps, run.begun)
-    new = RunLog()
-    values = {(evaluation.slot, evaluation.version): evaluation.value for evaluation in run.log.evaluations()}
+    new = LogWriter()
+    values = {(evaluation.slot, evaluation.version): evaluation.value for evaluation in queries.evaluations(run.log)}
 
     def observe(record: StepRecord) -> None:
         newest = record.update.slot, record.update.version

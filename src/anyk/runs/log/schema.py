@@ -27,6 +27,7 @@ TABLES = {
     "summary": "name TEXT, value TEXT, seq INTEGER",
     "checkpoints": "seq INTEGER, digest TEXT",
     "carried": "slot TEXT, version INTEGER, info TEXT, seq INTEGER",
+    "slices": "slot TEXT, version INTEGER, task INTEGER, chunk INTEGER, workers TEXT, seq INTEGER",
     "reuses": "slot TEXT, version INTEGER, task INTEGER, chunk INTEGER, weight REAL, seq INTEGER",
 }
 SEALS = "id INTEGER PRIMARY KEY, upto TEXT, seal TEXT"

@@ -214,7 +214,7 @@ def race(
     folder = None if out is None else Path(out)
     if folder is not None:
         config = replace(config, digests=digests_of(trained, fleet, config))
-        new_folder(folder, known=NAME)
+        new_folder(folder, settings=NAME)
         write_sealed(folder / NAME, config)
     with showing(progress, checked_callbacks) as display:
         return _run_entries(config, Rebuilt(trained, optimizer, fleet), folder, display, before)

@@ -53,8 +53,8 @@ class OneCode(SequentialRounds):
     def _piece_rows(self) -> tuple[tuple[Row], ...]:
         return tuple((row,) for row in self.code.rows)
 
-    def _deliver(self, s: OneCodeState, worker: int, job: int, piece: int, place: Place) -> None:
-        s.results.setdefault(job, {})[worker] = place
+    def _deliver(self, s: OneCodeState, worker: int, job: int, piece: int, message: Place) -> None:
+        s.results.setdefault(job, {})[worker] = message
 
     def _job_done(self, s: OneCodeState, job: int) -> bool:
         return self._decodes_without(self._missing(s, job))

@@ -34,7 +34,7 @@ class SequentialJobs(SequentialSettings):
         """Return the (job, piece) pairs of each worker in round t, given the messages delivered before."""
 
     @abstractmethod
-    def _deliver(self, s: Any, worker: int, job: int, piece: int, place: Place) -> None:
+    def _deliver(self, s: Any, worker: int, job: int, piece: int, message: Place) -> None:
         """Note the message of a piece of a job, from a worker that has completed its task."""
 
     @abstractmethod

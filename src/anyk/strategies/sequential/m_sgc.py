@@ -22,7 +22,7 @@ from anyk.strategies.sequential.sequential_settings import SequentialState, Work
 class MultiplexedState(SequentialState):
     """The rounds, and the messages of each job that have arrived."""
 
-    own: dict[int, Any] = field(default_factory=dict)  # job -> place of each worker's own pieces: task (or -1), chunk
+    own: dict[int, Any] = field(default_factory=dict)  # job -> messages of own pieces: task (or -1), chunk
     groups: dict[int, list[dict[int, Place]]] = field(default_factory=dict)  # job -> group -> worker -> its message
 
 
@@ -112,7 +112,7 @@ class Multiplexed(ForBursts):
         return tuple(map(tuple, rows))
 
     def rebuild(self, state: MultiplexedState) -> None:
-        state.own = {job: np.array(places, dtype=np.int64) for job, places in state.own.items()}
+        state.own = {job: np.array(messages, dtype=np.int64) for job, messages in state.own.items()}
 
     def _of(self, s: MultiplexedState, job: int) -> tuple[Indices, list[dict[int, Place]]]:
         if job not in s.own:
@@ -140,12 +140,12 @@ class Multiplexed(ForBursts):
                     mine.append((job, m))  # piece W - 1 + l is this worker's part of group l
         return work
 
-    def _deliver(self, s: MultiplexedState, worker: int, job: int, piece: int, place: Place) -> None:
-        own_places, groups = self._of(s, job)
+    def _deliver(self, s: MultiplexedState, worker: int, job: int, piece: int, message: Place) -> None:
+        own_messages, groups = self._of(s, job)
         if piece < self.W - 1:
-            own_places[worker, piece] = place
+            own_messages[worker, piece] = message
         else:
-            groups[piece - (self.W - 1)][worker] = place
+            groups[piece - (self.W - 1)][worker] = message
 
     def _job_done(self, s: MultiplexedState, job: int) -> bool:
         if job not in s.own or (s.own[job][:, :, 0] < 0).any():
@@ -153,8 +153,8 @@ class Multiplexed(ForBursts):
         return not self.coded or all(self._decodes_without(self._without(group)) for group in s.groups[job])
 
     def _job_sum(self, s: MultiplexedState, job: int) -> JobSum:
-        own_places, groups = s.own.pop(job), s.groups.pop(job)
-        messages = [(int(task), int(chunk)) for task, chunk in own_places.reshape(-1, 2)]
+        own_messages, groups = s.own.pop(job), s.groups.pop(job)
+        messages = [(int(task), int(chunk)) for task, chunk in own_messages.reshape(-1, 2)]
         weights = [1.0] * len(messages)
         residual = gain = 0.0
         for group in groups if self.coded else ():
@@ -194,8 +194,8 @@ class Multiplexed(ForBursts):
 
         That is: which own pieces of each worker, shape (workers, W - 1), and the workers absent from each group.
         """
-        own_places, groups = self._of(s, job)
-        missing: Any = own_places[:, :, 0] < 0
+        own_messages, groups = self._of(s, job)
+        missing: Any = own_messages[:, :, 0] < 0
         absent = [self._without(group) for group in groups]
         for worker, work in enumerate(s.assigned):
             if late >> worker & 1:

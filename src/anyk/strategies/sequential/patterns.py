@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from anyk.base.checks import AtLeastOne, AtLeastZero, check_range, typed
 from anyk.base.errors import BadInput
 from anyk.base.keyed import keyed_generator, keyed_uniforms
-from anyk.base.specs import Registry, show_spec
+from anyk.base.registries import Registry
+from anyk.base.specs import show_spec
 
 Pattern = NDArray[np.bool_]
 Chance = Annotated[float, msgspec.Meta(gt=0, le=1)]

@@ -36,8 +36,8 @@ exporters: Registry[Exporter] = Registry("export format")
 
 def build_exporter(spec: str) -> Exporter:
     """Return the exporter of a spec; raise :class:`~anyk.BadInput` if a user's class cannot be one."""
-    own = exporters.entry(parse_spec(spec)[0]).own
-    with contextlib.nullcontext() if own else explaining(f"the exporter '{spec}' cannot be made"):
+    is_own = exporters.entry(parse_spec(spec)[0]).own
+    with contextlib.nullcontext() if is_own else explaining(f"the exporter '{spec}' cannot be made"):
         exporter: object = exporters.build(spec)
     if not isinstance(exporter, Exporter):
         raise BadInput(f"the exporter '{spec}' must be a class that extends anyk.views.Exporter, got {exporter!r}")

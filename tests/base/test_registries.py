@@ -13,7 +13,8 @@ import pytest
 import anyk
 from anyk import clusters, codes, compression, delays, graphs, optimizers, strategies
 from anyk.base.errors import BadInput
-from anyk.base.specs import Entry, Registry, _show
+from anyk.base.registries import Entry, Registry
+from anyk.base.specs import show_value
 from anyk.optimizers import schedules
 from anyk.strategies.sequential import patterns
 
@@ -104,7 +105,9 @@ def test_every_value_arrives(
     outcomes: dict[Any, str] = {}
     for value in values(key, parameter.annotation):
         keys = needed | {key: value}
-        parts = ",".join(f"{name.rstrip('_')}={_bracketed(_show(option_value))}" for name, option_value in keys.items())
+        parts = ",".join(
+            f"{name.rstrip('_')}={_bracketed(show_value(option_value))}" for name, option_value in keys.items()
+        )
         spec = f"{entry.name}:{parts}"
         outcomes[value] = made(lambda spec=spec: registry.build(spec, **given))
         direct = made(lambda keys=keys: entry.build(**keys, **given))

@@ -1,0 +1,108 @@
+"""What a node reads of a vector, without a network: parts that it writes itself, and parts that are read elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anyk.clusters.nodes.session import OfferedPart
+from anyk.clusters.nodes.vectors import NodeVectors
+from anyk.clusters.nodes.wire import Offered
+
+pytestmark = pytest.mark.in_process
+
+KEY = ("model", 3)
+OWN, THERE, ELSEWHERE = "node0:1", "node1:1", "node2:1"
+
+
+class Store:
+    """A node's shared memory, as far as models need it."""
+
+    def __init__(self) -> None:
+        self.room = np.zeros(4)
+
+    def blank(self, slot: str) -> Any:
+        return self.room
+
+    def publish(self, slot: str, version: int, w: Any) -> None: ...
+
+    def model(self, slot: str, version: int) -> Any:
+        return self.room
+
+    def release(self, slot: str, version: int) -> None: ...
+
+
+class Node:
+    """The vectors of a node, with the reads that it has begun and stopped."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, str]] = []  # the first byte, and the address
+        self.stopped: list[int] = []
+        self.store = Store()
+        self.vectors = NodeVectors(self.store, None, OWN, self.read, self.stopped.append)  # type: ignore[arg-type]
+
+    def read(self, into: memoryview, offered: Offered, address: str) -> int:
+        start = np.frombuffer(into, np.uint8).ctypes.data - self.store.room.ctypes.data
+        self.reads.append((start, address))
+        return len(self.reads)
+
+
+def parts(first: str, second: str) -> list[OfferedPart]:
+    return [OfferedPart(16 * i, Offered(b"k%d" % i, 16, ()), address) for i, address in enumerate((first, second))]
+
+
+def test_a_part_that_a_step_writes_is_waited_for_and_not_read() -> None:
+    node = Node()
+    node.vectors.locate(KEY, parts(OWN, THERE))
+    node.vectors.fetch([KEY])
+    assert node.reads == [(16, THERE)]
+    node.vectors.finished(1, complete=True)
+    assert not node.vectors.here(KEY)
+    node.vectors.wrote(KEY, 0)
+    assert node.vectors.here(KEY)
+
+
+def test_a_part_that_was_written_before_it_is_located_is_there() -> None:
+    node = Node()
+    node.vectors.room(KEY)
+    node.vectors.wrote(KEY, 0)
+    node.vectors.locate(KEY, parts(OWN, THERE))
+    node.vectors.fetch([KEY])
+    node.vectors.finished(1, complete=True)
+    assert node.vectors.here(KEY) and node.reads == [(16, THERE)]
+
+
+def test_a_part_that_is_located_elsewhere_is_read_there() -> None:
+    node = Node()
+    node.vectors.locate(KEY, parts(THERE, THERE))
+    node.vectors.fetch([KEY])
+    node.vectors.finished(2, complete=True)
+    node.vectors.locate(KEY, parts(ELSEWHERE, ELSEWHERE))
+    assert node.stopped == [1]
+    node.vectors.fetch([KEY])
+    assert node.reads == [(0, THERE), (16, THERE), (0, ELSEWHERE)]
+    node.vectors.finished(3, complete=True)
+    assert node.vectors.here(KEY)
+
+
+def test_a_part_whose_holder_it_is_no_more_is_read() -> None:
+    """Also at once if a read had failed there, which is otherwise begun again after a second."""
+    node = Node()
+    node.vectors.locate(KEY, parts(OWN, THERE))
+    node.vectors.fetch([KEY])
+    node.vectors.finished(1, complete=False)
+    node.vectors.locate(KEY, parts(ELSEWHERE, ELSEWHERE))
+    node.vectors.fetch([KEY])
+    assert sorted(node.reads[1:]) == [(0, ELSEWHERE), (16, ELSEWHERE)]
+
+
+def test_a_step_ends_the_read_of_its_part() -> None:
+    node = Node()
+    node.vectors.locate(KEY, parts(THERE, THERE))
+    node.vectors.fetch([KEY])
+    node.vectors.wrote(KEY, 16)
+    assert node.stopped == [2]
+    node.vectors.finished(1, complete=True)
+    assert node.vectors.here(KEY)
