@@ -17,7 +17,6 @@ import hypothesis
 import psutil
 import pytest
 
-import quick_metrics
 from forked_helpers import Parent, Starting
 
 # the same examples in every run, so that a failure is the change's and not luck's; HYPOTHESIS_PROFILE=explore draws

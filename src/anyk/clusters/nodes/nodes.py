@@ -54,8 +54,8 @@ from anyk.clusters.nodes.slices import COMPRESSED, check_slices, cut, not_in_sli
 from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.processes import shared_modules
-from anyk.clusters.remote.channel import FAILED
-from anyk.clusters.remote.handles import Died
+from anyk.clusters.remote.channel import FAILED, REPLY
+from anyk.clusters.remote.handles import Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.shipping import parcels
 from anyk.clusters.remote.wire import refuse
@@ -551,6 +551,7 @@ class Nodes(Networked[NodeHandle]):
     def _dispatch(self, order: Dispatch) -> None:
         if self.slices and any(chunk.compress for chunks in order.chunks for chunk in chunks):
             raise not_in_slices(COMPRESSED, self.name)
+        self._tidy()  # so that models that workers are to read take the memory of what is needed no more
         super()._dispatch(order)
 
     def listens(self, worker: int) -> bool:
@@ -590,6 +591,8 @@ class Nodes(Networked[NodeHandle]):
 
     def _tidy(self) -> None:
         """Tell nodes which vectors and messages are needed no more; one that does not listen is told later."""
+        for place in range(len(self.news)):
+            self.news[place] = self._without_unneeded(self.news[place])
         gone, self.store.gone = self.store.gone, []
         for node in self._hub.nodes.values():
             node.vectors += [key for key in gone if key in node.has]
@@ -597,6 +600,12 @@ class Nodes(Networked[NodeHandle]):
             if (node.vectors or node.messages or node.slices) and node.told - node.taken < _BEHIND:
                 self._hub.tell(node, Drop(self.run, node.vectors, node.messages, node.slices))
                 node.vectors, node.messages, node.slices = [], [], []
+
+    def _without_unneeded(self, news: Any) -> Any:
+        """Return news of a worker, without its message if no task in flight waits for it, as it is only counted."""
+        if not isinstance(news, Notice) or news.report.kind != REPLY or news.report.task in self._tasks.in_flight:
+            return news
+        return news._replace(buffer=np.empty(0))
 
     def on_message(self, node: Node, message: Told | WorkerEnded | Done | NodeBroken) -> None:
         """Take in a message of a node in this run."""
@@ -712,6 +721,7 @@ class Nodes(Networked[NodeHandle]):
 
         Raises :class:`~anyk.RunFailed` if it cannot be read.
         """
+        self._tidy()
         sources: dict[int, str] = {}
         for memory, offered, address in wanted:
             number = self._hub.next_read()
