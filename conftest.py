@@ -82,7 +82,6 @@ def _parent(library: str) -> Parent:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    quick_metrics.install()
     if ENVIRONMENT in sys.modules and not hasattr(sys.modules[ENVIRONMENT].version, "cache_info"):
         _remember_environment(sys.modules[ENVIRONMENT])
     if sys.platform != "linux":
