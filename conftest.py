@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
+import subprocess
+import sys
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import psutil
 import pytest
+
+from forked_helpers import Parent, Starting
 
 # the same examples in every run, so that a failure is the change's and not luck's; HYPOTHESIS_PROFILE=explore draws
 # new ones each time, and prints how to repeat a failure
@@ -36,7 +42,8 @@ DRIVER = "node"
 # of which a program has one until it ends, from when it first shares memory or semaphores by multiprocessing
 resource_tracker.ensure_running()
 
-DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[1] / "shared" / "data"))
+ROOT = Path(__file__).parent
+DATA = Path(os.environ.get("ANYK_DATA", ROOT.parent / "shared" / "data"))
 
 
 def _all_slow(path: Path) -> bool:
@@ -51,6 +58,46 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("markexpr") == "not slow" and _all_slow(collection_path) else None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that may take longest, so that at the end no process works alone."""
+    items.sort(key=lambda item: -max([300, *(mark.args[0] for mark in item.iter_markers("timeout") if mark.args)]))
+
+
+PARENTS: dict[str, Parent] = {}  # of helper programs that have imported torch, and of others
+ENVIRONMENT = "anyk.runs.folder.environment"
+STARTERS = ("anyk.clusters.processes.processes", "anyk.clusters.processes.aside")
+
+
+def _remember_environment(module: ModuleType) -> None:
+    """Ask git for the commit of this repository once, and packages for their versions, not at the start of each run."""
+    commit, remembered = module._commit, functools.cache(module._commit)
+    module._commit = lambda folder: (remembered if folder.is_relative_to(ROOT) else commit)(folder)
+    module.version = functools.cache(module.version)
+
+
+def _parent(library: str) -> Parent:
+    if library not in PARENTS:
+        PARENTS[library] = Parent(library, of=_parent("") if library else None)
+    return PARENTS[library]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if ENVIRONMENT in sys.modules and not hasattr(sys.modules[ENVIRONMENT].version, "cache_info"):
+        _remember_environment(sys.modules[ENVIRONMENT])
+    if sys.platform != "linux":
+        return
+    itself = item.path.is_relative_to(ROOT / "tests/clusters/processes")  # the tests of how they are started
+    library = "torch" if hasattr(getattr(item, "module", None), "torch") else ""
+    for name in STARTERS:
+        if name in sys.modules:
+            sys.modules[name].subprocess = subprocess if itself else Starting(lambda: _parent(library))  # type: ignore[attr-defined]
+
+
+def pytest_sessionfinish() -> None:
+    while PARENTS:
+        PARENTS.popitem()[1].close()
+
+
 def _children() -> set[int]:
     """Processes below this one, at any depth."""
     if not LISTED:
@@ -59,7 +106,7 @@ def _children() -> set[int]:
     while new:
         new = {child for pid in new if not _name_of(pid).startswith(DRIVER) for child in _children_of(pid)} - below
         below |= new
-    return below
+    return below - {parent.pid for parent in PARENTS.values()}
 
 
 def _name_of(pid: int) -> str:
@@ -88,7 +135,7 @@ def _descriptors() -> int:
     for entry in folder.iterdir():
         with contextlib.suppress(OSError):  # the listing's own is gone already
             count += not os.readlink(entry).endswith(".ttf")
-    return count
+    return count - sum(parent.descriptors for parent in PARENTS.values())
 
 
 def _shared_memory() -> set[str]:

@@ -44,7 +44,8 @@ def make():
     kind.partial_gradient = partial_gradient
     return problem
 """
-RUN = ["--strategy", "frc:load=2", "--workers", "4", "--cluster", "simulated", "--delays", "exp:mean=1", "--quiet"]
+RUN = ["--strategy", "frc:load=2", "--workers", "4", "--cluster", "simulated", "--delays", "exp:mean=1", "--quiet",
+       "--evaluate", "none"]  # fmt: skip  # metrics import scikit-learn, which takes as long as the rest of a short run
 
 
 def command(folder: Path, *arguments: str) -> list[str]:
@@ -90,7 +91,11 @@ def test_a_run_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["--data", "synthetic:rows=60", "--steps", "0"], 2, "steps"),
-        (["--data", "synthetic:rows=60,features=4", "--steps", "40", "--lr", "1e9"], 1, "diverged"),
+        (
+            ["--data", "synthetic:rows=60,features=4", "--steps", "40", "--lr", "1e9", "--evaluate", "every=1"],
+            1,
+            "diverged",
+        ),
     ],
 )
 def test_bad_input_and_failed_runs_are_final(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:

@@ -19,7 +19,7 @@ import anyk
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.messages import Messages
 from anyk.problems import ManyPartitions, TorchProblem
-from anyk.problems.replicas import SINGLE, mark, marks_apart
+from anyk.problems.replicas import SINGLE, Mark, marks_apart
 from anyk.testing.problems import Squares
 
 pytestmark = pytest.mark.slow
@@ -248,6 +248,9 @@ def test_partitions_are_compared_where_a_strategy_relies_on_it(spec, tolerance):
 
 
 def test_marks_tell_gradients_apart():
+    def mark(gradient):
+        return Mark.of(gradient).number
+
     random = np.random.default_rng(0)
     for dtype, rounding in (np.float64, 1e-15), (np.float32, 1e-7):
         g = random.standard_normal(1001).astype(dtype) + dtype(3.0)

@@ -55,6 +55,9 @@ def test_golden_values() -> None:
 def test_the_pace_of_a_strategy_is_what_the_simulator_finds(spec: str, law: str) -> None:
     strategy, model = anyk.strategy(spec, workers=P), parse(law)
     expected = pace(strategy, model)
+    if expected.seconds is None:
+        assert "simulate" in expected.why
+        return
     times = []
     cluster = anyk.clusters.Simulated(P, delays=model, seed=11)
     with session(
@@ -63,9 +66,6 @@ def test_the_pace_of_a_strategy_is_what_the_simulator_finds(spec: str, law: str)
         driver.run()
     waits = np.diff([0.0, *times])[200:]
     batches = waits[: len(waits) // 100 * 100].reshape(-1, 100).mean(axis=1)
-    if expected.seconds is None:
-        assert "simulate" in expected.why
-        return
     assert (
         abs(waits.mean() - expected.seconds) <= 5 * batches.std(ddof=1) / len(batches) ** 0.5 + 1e-3 * expected.seconds
     )

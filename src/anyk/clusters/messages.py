@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from anyk.base.errors import BadInput, describe_error
 from anyk.base.keyed import array_digest, keyed_generator, keyed_integer
 from anyk.clusters.read_only import ADVICE, ReadOnlyData
 from anyk.problems.base import Index, Partitions, partition_abilities, some_rows
-from anyk.problems.batches import Batches
+from anyk.problems.batches import Batches, Put
 from anyk.problems.many import ManyPartitions
+from anyk.problems.replicas import Mark
 from anyk.protocol import Chunk
 
 WHOLE = slice(None)  # all coordinates
@@ -218,12 +219,13 @@ class Messages:
         between: Callable[[int], None] | None = None,
         *,
         version: int = 0,
-        seen: Callable[[int, Vector], None] | None = None,
+        compared: int = -1,
+        seen: Callable[[Mark], None] | None = None,
     ) -> None:
         """Write a chunk's message to ``out``; ``between(done)`` is called before each partition and may raise to stop.
 
-        ``version``: the version of the model ``w``, which also determines mini-batches. ``seen`` is called with each
-        partition and its gradient.
+        ``version``: the version of the model ``w``, which also determines mini-batches. ``seen`` is called with the
+        mark of the gradient of the partition ``compared``, if the chunk has it.
         """
         ids = chunk.partitions
         if not ids:
@@ -232,11 +234,16 @@ class Messages:
         for item, group in enumerate(self.parts(chunk)):
             if between is not None:
                 between(item + len(group) - 1)
-            gradient = self.gradient(group, w, chunk, version)
-            if seen is not None:
-                for j in group:
-                    seen(j, gradient)
-            self.add(out, ids, item, coefficients[item], gradient)
+            mark = Mark() if compared in group else None
+
+            def put(first: int, piece: Vector, item: int = item, mark: Mark | None = mark) -> None:
+                if mark is not None:
+                    mark.add(first, piece)
+                self.add(out, ids, item, coefficients[item], piece, first)
+
+            self._put_gradient(group, w, chunk, version, put)
+            if mark is not None and seen is not None:
+                seen(mark)
 
     def carry(self, numbers: Sequence[float], places: Sequence[int], content: Sequence[Vector]) -> None:
         """Compute the next gradients with the values that a version carries (:class:`~anyk.clusters.store.Carried`).
@@ -309,29 +316,54 @@ class Messages:
         support = self.support(part)
         return gradient if support is None or gradient.size == support.size else gradient[support]
 
+    def _put_gradient(self, part: tuple[int, ...], w: Vector, chunk: Chunk, version: int, put: Put) -> None:
+        """Pass on what :meth:`gradient` returns; in pieces, where these take less memory."""
+        partitions = self.partitions
+        rows = None if len(part) > 1 else self.rows(part[0], chunk, version)
+        whole = len(part) > 1 or self.blocks > 1 or (rows is not None and not rows.size)
+        if whole or not isinstance(partitions, Batches):
+            put(0, self.gradient(part, w, chunk, version))
+            return
+        share = None if rows is None else self._share(part[0], chunk, rows)
+
+        def put_share(first: int, piece: Vector) -> None:
+            put(first, piece if share is None else piece * piece.dtype.type(share))
+
+        with self._computing(partitions, chunk, version):
+            partitions.put_gradient(part[0], w, rows, put_share)
+
+    def _share(self, partition: int, chunk: Chunk, rows: Index) -> float:
+        """Return the factor by which the gradient of a mini-batch is scaled up to the partition."""
+        # parts of a permutation may differ in size, and each sample counts alike in an epoch
+        return self._steps_of_epoch(chunk) if self._epochs else self.partitions.sizes[partition] / len(rows)
+
+    @contextlib.contextmanager
+    def _computing(self, partitions: Any, chunk: Chunk | None, version: int) -> Iterator[None]:
+        """Guard the computation of a gradient."""
+        if isinstance(partitions, Batches):
+            partitions.key = keyed_integer(self._seed, "draws", version, 0 if chunk is None else chunk.repeat)
+        try:
+            # inspect_message() detects numbers that are not finite
+            with np.errstate(over="ignore", invalid="ignore"), self._data:
+                yield
+        finally:
+            self._stop_if_forked()
+
     def partial_gradient(self, partition: int, w: Vector, chunk: Chunk | None = None, version: int = 0) -> Vector:
         """Return a partition's gradient, or its mini-batch's, scaled up to the partition; check its length."""
         rows = None if chunk is None else self.rows(partition, chunk, version)
         partitions = self.partitions
         if chunk is not None and isinstance(partitions, ManyPartitions):
             partitions = partitions.of(chunk.slot)
-        if isinstance(partitions, Batches):
-            partitions.key = keyed_integer(self._seed, "draws", version, 0 if chunk is None else chunk.repeat)
-        try:
-            # inspect_message() detects numbers that are not finite
-            with np.errstate(over="ignore", invalid="ignore"), self._data:
-                if rows is None:
-                    gradient = _real(partition, partitions.partial_gradient(partition, w))
-                elif not rows.size:
-                    gradient = np.full(self.length((partition,)), NO_GRADIENT, dtype=self.dtype)
-                else:
-                    gradient = _real(partition, partitions.partial_gradient(partition, w, rows))
-                    assert chunk is not None
-                    # parts of a permutation may differ in size, and each sample counts alike in an epoch
-                    share = self._steps_of_epoch(chunk) if self._epochs else partitions.sizes[partition] / len(rows)
-                    gradient = gradient * gradient.dtype.type(share)
-        finally:
-            self._stop_if_forked()
+        with self._computing(partitions, chunk, version):
+            if rows is None:
+                gradient = _real(partition, partitions.partial_gradient(partition, w))
+            elif not rows.size:
+                gradient = np.full(self.length((partition,)), NO_GRADIENT, dtype=self.dtype)
+            else:
+                gradient = _real(partition, partitions.partial_gradient(partition, w, rows))
+                assert chunk is not None
+                gradient = gradient * gradient.dtype.type(self._share(partition, chunk, rows))
         slot_support = partitions.support(partition) if isinstance(self.partitions, ManyPartitions) else None
         support = self.support((partition,))
         if slot_support is not None and support is None:  # the slots' gradients touch different coordinates
@@ -368,8 +400,13 @@ class Messages:
         b = self.blocks
         return coefficients if b == 1 else [coefficients[i : i + b] for i in range(0, len(coefficients), b)]
 
-    def add(self, out: Vector, ids: tuple[int, ...], item: int, coefficient: Any, gradient: Vector) -> None:
-        """Add the gradient of a chunk's ``item``-th partition or group to a message; the first overwrites ``out``."""
+    def add(
+        self, out: Vector, ids: tuple[int, ...], item: int, coefficient: Any, gradient: Vector, first: int = 0
+    ) -> None:
+        """Add the gradient of a chunk's ``item``-th partition or group to a message; the first overwrites ``out``.
+
+        ``first``: the coordinate of a gradient's first number, if only a piece of it is given.
+        """
         if self.blocks > 1:
             if item == 0:
                 out[:] = NO_GRADIENT
@@ -380,6 +417,8 @@ class Messages:
         if coefficient != 1.0:
             gradient = gradient * gradient.dtype.type(coefficient)
         positions = None if self._together else self._place(ids, (ids[item],))
+        if positions is None:
+            out = out[first : first + gradient.size]
         if item == 0:
             if positions is None:
                 out[:] = gradient

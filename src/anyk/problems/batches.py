@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Self
@@ -15,6 +15,9 @@ from anyk.base.plain import ByName
 from anyk.problems.base import Ends, Index, PartitionAbilities
 from anyk.problems.data.sample_batches import PartitionSamples, Samples
 from anyk.problems.data.streams import NO_PARTS
+
+# receives a gradient's numbers from a coordinate on, in memory that is written again afterwards
+Put = Callable[[int, Vector], None]
 
 
 class Batches(PartitionAbilities):
@@ -50,6 +53,10 @@ class Batches(PartitionAbilities):
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the gradient at ``w`` of the sum of the samples' losses, shape (dimension,)."""
         raise NotImplementedError
+
+    def put_sum(self, w: Vector, chosen: PartitionSamples, put: Put) -> None:
+        """Pass :meth:`gradient_sum` on, perhaps in pieces, which take less memory than the whole."""
+        put(0, self.gradient_sum(w, chosen))
 
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the samples' losses at ``w``."""
@@ -90,10 +97,18 @@ class Batches(PartitionAbilities):
 
         Random numbers are keyed by ``key``, the partition and the rows, so that replicas agree.
         """
+        return self.gradient_sum(w, self._drawn(partition, rows))
+
+    def put_gradient(self, partition: int, w: Vector, rows: Index | None, put: Put) -> None:
+        """Pass :meth:`partial_gradient` on in pieces, each number once."""
+        self.put_sum(w, self._drawn(partition, rows), put)
+
+    def _drawn(self, partition: int, rows: Index | None) -> PartitionSamples:
+        """Return the samples of which a gradient is computed."""
         chosen = self._selected(partition, rows)
         if rows is not None and self.by_weight:
             chosen = chosen._replace(alike=float(self._weights_of(partition).mean()))
-        return self.gradient_sum(w, chosen)
+        return chosen
 
     def draw_rows(self, partition: int, count: int, random: np.random.Generator) -> Index | None:
         """Return the sorted rows of a mini-batch, drawn with replacement in proportion to weights, if these decide."""

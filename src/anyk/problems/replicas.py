@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyk.base.arrays import Array, DType, Floats, Vector
 from anyk.base.errors import BadInput, describe_error
@@ -159,15 +160,15 @@ class Trial(NamedTuple):
 
     @classmethod
     def of(
-        cls, compute: Callable[[], Vector], limit: float, *, replicas: bool, variables: Variables | None = None
+        cls, compute: Callable[[], Floats], limit: float, *, replicas: bool, variables: Variables | None = None
     ) -> Trial | None:
-        """Compute a gradient twice; return None if it is not finite or fails, which the run itself will report.
+        """Sketch a gradient twice; return None if it is not finite or fails, which the run itself will report.
 
         If the two differ, which a code's ``replicas`` of a partition must not, raises
         :class:`~anyk.BadInput`; other strategies may draw samples as they like, and nothing can be compared.
         """
         try:
-            trial, second = cls(sketch(compute()), limit, variables or {}), compute()
+            trial, second = cls(compute(), limit, variables or {}), compute()
         except Exception:
             return None
         if not np.isfinite(trial.sketch).all():
@@ -181,13 +182,12 @@ class Trial(NamedTuple):
             )
         return None
 
-    def apart(self, gradient: Vector) -> float:
+    def apart(self, sketch: Floats) -> float:
         """Estimate the norm of the difference from a gradient, relative to the larger of the two norms."""
-        own_sketch = sketch(gradient)
-        norm = max(np.linalg.norm(own_sketch), np.linalg.norm(self.sketch))
-        return float(np.linalg.norm(own_sketch - self.sketch) / norm) if norm else 0.0
+        norm = max(np.linalg.norm(sketch), np.linalg.norm(self.sketch))
+        return float(np.linalg.norm(sketch - self.sketch) / norm) if norm else 0.0
 
-    def check(self, compute: Callable[[], Vector], variables: Callable[[], Variables]) -> None:
+    def check(self, compute: Callable[[], Floats], variables: Callable[[], Variables]) -> None:
         """Raise :class:`~anyk.BadInput` if this worker's gradient is not the driver's, and name the cause."""
         try:
             apart = self.apart(compute())
@@ -215,16 +215,46 @@ def _cause_of(different: Sequence[tuple[str, str, str]]) -> str:
     return f"{', '.join(named)}{more}; {_REMEDY}"
 
 
-def sketch(gradient: Vector) -> Floats:
-    """Return signed sums of a gradient; norms of sketches and of their differences estimate the norms for gradients."""
-    generator = keyed_generator(0, "sketch", gradient.size)
-    sums = np.zeros(_SKETCH)
-    for piece in _parts(gradient):
-        signs = 2 * generator.integers(0, 2, piece.size, dtype=np.int8) - 1
-        padded = np.zeros(-(-piece.size // _SKETCH) * _SKETCH)
-        np.multiply(piece, signs, out=padded[: piece.size])
-        sums += padded.reshape(-1, _SKETCH).sum(axis=0)
-    return sums
+class Sketch:
+    """Signed ``sums`` of a gradient, made of its pieces.
+
+    Norms of sketches and of their differences estimate the norms for gradients.
+    """
+
+    def __init__(self) -> None:
+        self.sums = np.zeros(_SKETCH)
+        self._part, self._signs = -1, np.empty(0, np.int8)  # those used last
+
+    @classmethod
+    def of(cls, gradient: Vector) -> Floats:
+        """Return the sums of a gradient.
+
+        >>> whole, g = Sketch(), np.arange(5.0)
+        >>> whole.add(3, g[3:])
+        >>> whole.add(0, g[:3])
+        >>> bool((whole.sums == Sketch.of(g)).all())
+        True
+        """
+        whole = cls()
+        whole.add(0, gradient)
+        return whole.sums
+
+    def add(self, first: int, piece: Vector) -> None:
+        """Take in the gradient's numbers from the coordinate ``first`` on."""
+        last = first + piece.size
+        for part in range(first // _PART, -(-last // _PART)):
+            begin, end = max(first, part * _PART), min(last, (part + 1) * _PART)
+            signs = self._signs_of(part)[begin - part * _PART : end - part * _PART]
+            before = begin % _SKETCH
+            padded = np.zeros(-(-(before + end - begin) // _SKETCH) * _SKETCH)
+            np.multiply(piece[begin - first : end - first], signs, out=padded[before : before + end - begin])
+            self.sums += padded.reshape(-1, _SKETCH).sum(axis=0)
+
+    def _signs_of(self, part: int) -> NDArray[np.int8]:
+        if part != self._part:
+            signs = keyed_generator(0, "sketch", part).integers(0, 2, _PART, dtype=np.int8)
+            self._part, self._signs = part, 2 * signs - 1
+        return self._signs
 
 
 def _parts(vector: Vector) -> Iterator[Vector]:
@@ -232,16 +262,41 @@ def _parts(vector: Vector) -> Iterator[Vector]:
         yield vector[first : first + _PART]
 
 
-def mark(gradient: Vector) -> int | None:
-    """Return a number that represents a gradient: a signed sum and the norm, as two float32; None if not finite."""
-    signed = squares = 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for piece in _parts(gradient):
-            wide = piece.astype(float, copy=False)
-            signed += float(wide[::2].sum() - wide[1::2].sum())
-            squares += float(wide @ wide)
-        pair = np.array([signed, np.sqrt(squares)], dtype=np.float32)
-    return int(pair.view(np.int64)[0]) if np.isfinite(pair).all() else None
+class Mark:
+    """A number that represents a gradient: a signed sum and the norm, as two float32; made of its pieces."""
+
+    def __init__(self) -> None:
+        self._signed = self._squares = 0.0
+
+    @classmethod
+    def of(cls, gradient: Vector) -> Mark:
+        """Return the mark of a gradient.
+
+        >>> whole, g = Mark(), np.arange(5.0)
+        >>> whole.add(3, g[3:])
+        >>> whole.add(0, g[:3])
+        >>> whole.number == Mark.of(g).number
+        True
+        """
+        whole = cls()
+        whole.add(0, gradient)
+        return whole
+
+    def add(self, first: int, piece: Vector) -> None:
+        """Take in the gradient's numbers from the coordinate ``first`` on."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for part in _parts(piece):
+                wide = part.astype(float, copy=False)
+                signed = float(wide[::2].sum() - wide[1::2].sum())
+                self._signed += -signed if first % 2 else signed
+                self._squares += float(wide @ wide)
+
+    @property
+    def number(self) -> int | None:
+        """The number; None if the gradient is not finite."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            pair = np.array([self._signed, np.sqrt(self._squares)], dtype=np.float32)
+        return int(pair.view(np.int64)[0]) if np.isfinite(pair).all() else None
 
 
 def marks_apart(one: int, other: int) -> float:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.base.arrays import Vector
+from anyk.base.arrays import Floats
 from anyk.base.errors import BadInput
 from anyk.problems.given import ANEW, named
-from anyk.problems.replicas import ROWS, Trial, sketch
+from anyk.problems.replicas import ROWS, Trial
 from anyk.problems.surroundings import Variables, differences
 
 DATA = "the data"  # the name of the arrays of samples, every change of which is one of the objective
@@ -46,11 +46,12 @@ def is_glanced_at(step: int) -> bool:
 class Computing(NamedTuple):
     """The user's objects, or a problem's copies of them: their variables, and the gradient that they give.
 
-    ``variables`` omits arrays with ``arrays=False``; ``gradient`` is one of at most as many samples as it is given.
+    ``variables`` omits arrays with ``arrays=False``; ``sketch`` returns sums that represent the gradient of at most as
+    many samples as it is given (:class:`~anyk.problems.replicas.Sketch`).
     """
 
     variables: Callable[..., Variables]
-    gradient: Callable[[int], Vector]
+    sketch: Callable[[int], Floats]
 
 
 def compare_copies(copies: Computing, present: Computing, limit: float, of: str) -> None:
@@ -63,7 +64,7 @@ def compare_copies(copies: Computing, present: Computing, limit: float, of: str)
     before, now = copies.variables(), present.variables()
     began = time.perf_counter()
     try:
-        trial = Trial(sketch(copies.gradient(ROWS)), limit, {})
+        trial = Trial(copies.sketch(ROWS), limit, {})
     except Exception:  # the run reports what fails
         return
     many = _more_samples(time.perf_counter() - began)
@@ -71,15 +72,15 @@ def compare_copies(copies: Computing, present: Computing, limit: float, of: str)
         return
     moving = {name for name, *_ in differences(before, copies.variables())}
     different = [change for change in differences(before, now) if change[0] not in moving]
-    if _moved(trial, partial(present.gradient, ROWS)):
-        random = Trial.of(partial(copies.gradient, ROWS), limit, replicas=False) is None
+    if _moved(trial, partial(present.sketch, ROWS)):
+        random = Trial.of(partial(copies.sketch, ROWS), limit, replicas=False) is None
         if random and not different:
             return
     else:
         larger = None
         if different and many > ROWS:
-            larger = Trial.of(partial(copies.gradient, many), limit, replicas=False)
-        if larger is None or not _moved(larger, partial(present.gradient, many)):
+            larger = Trial.of(partial(copies.sketch, many), limit, replicas=False)
+        if larger is None or not _moved(larger, partial(present.sketch, many)):
             return
     what = named(different, "the problem was made") if different else f"{of} has changed since then"
     raise BadInput(f"the problem trains the copy of {of} that it was made with, and {what}; {ANEW}")
@@ -99,13 +100,13 @@ def _more_samples(seconds: float) -> int:
     return min(_MANY, int(ROWS * _SECONDS / seconds))
 
 
-def _moved(trial: Trial, compute: Callable[[], Vector]) -> bool:
-    """Return whether a gradient is another one than that of a trial."""
+def _moved(trial: Trial, compute: Callable[[], Floats]) -> bool:
+    """Return whether a sketch is of another gradient than that of a trial."""
     try:
-        gradient = compute()
+        sketch = compute()
     except Exception:  # such as an object that has lost an attribute
         return True
-    return not (np.isfinite(sketch(gradient)).all() and trial.apart(gradient) <= trial.limit)
+    return not (np.isfinite(sketch).all() and trial.apart(sketch) <= trial.limit)
 
 
 class CodeWatch:
@@ -122,11 +123,11 @@ class CodeWatch:
         self._present, self._is_read = present, is_read
         before = present.variables()
         began = time.perf_counter()
-        self._trial = Trial.of(partial(present.gradient, ROWS), limit, replicas=False)
+        self._trial = Trial.of(partial(present.sketch, ROWS), limit, replicas=False)
         self._many = _more_samples((time.perf_counter() - began) / 2)  # a trial computes the gradient twice
         self._larger_trial: Trial | None = None
         if self._trial is not None and self._many > ROWS:
-            self._larger_trial = Trial.of(partial(present.gradient, self._many), limit, replicas=False)
+            self._larger_trial = Trial.of(partial(present.sketch, self._many), limit, replicas=False)
         moving = {name for name, *_ in differences(before, present.variables())}
         self._before = {name: value for name, value in before.items() if name not in moving}
         self._moving = moving
@@ -147,11 +148,11 @@ class CodeWatch:
     def check(self) -> None:
         """Raise :class:`~anyk.BadInput` if something has changed since the start, and name it."""
         different = list(differences(self._before, self._present.variables()))
-        moved = self._trial is not None and _moved(self._trial, partial(self._present.gradient, ROWS))
+        moved = self._trial is not None and _moved(self._trial, partial(self._present.sketch, ROWS))
         if self._trial is not None and not moved:
             of_samples = [change for change in different if _is_of_samples(*change) and self._is_read(change[0])]
             if len(different) > len(of_samples) and self._larger_trial is not None:
-                moved = _moved(self._larger_trial, partial(self._present.gradient, self._many))
+                moved = _moved(self._larger_trial, partial(self._present.sketch, self._many))
             different = different if moved else of_samples
         if different:
             remedy = _REMEDY_OF_DATA if all(_is_of_samples(*change) for change in different) else _REMEDY

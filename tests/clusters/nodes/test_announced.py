@@ -67,7 +67,7 @@ def test_only_an_address_is_connected_to(text: str):
 def test_a_read_whose_source_is_gone_ends():
     stopped: list[int] = []
     carrier = SimpleNamespace(address="10.0.0.1:6", read=lambda *arguments: None, stop=stopped.append)
-    cluster = driver(carrier=carrier, _awaited={}, _holders=None)
+    cluster = driver(carrier=carrier, _awaited={}, _holders=None, _tidy=lambda: None)
     with pytest.raises(RunFailed, match="a node was lost with a vector that the driver needs; resume the run"):
         cluster.read_now([(memoryview(bytearray(8)), Offered(b"k", 8, (b"d",)), "10.0.0.2:5")])
     assert stopped == [1] and not cluster._awaited

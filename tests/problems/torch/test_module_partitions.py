@@ -6,11 +6,17 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import anyk
+from anyk.clusters.messages import Messages
+from anyk.problems.replicas import SINGLE, Mark, marks_apart
+from anyk.problems.torch import module_partitions, network
+from anyk.protocol import Chunk
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 y = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
@@ -139,3 +145,82 @@ def test_a_module_that_differentiates_is_evaluated() -> None:
     w = problem.initial()
     assert problem.loss(w) == pytest.approx(float(nn.functional.mse_loss(module(X), X).detach()), rel=1e-5)
     assert problem.metrics(w)["mse"] == pytest.approx(float(nn.functional.mse_loss(module(X[:10]), X[:10]).detach()))
+
+
+class Varied(nn.Module):
+    """A parameter that is used twice, sparse gradients, one memory for two gradients, dropout, and an unused part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.layer, self.unused = nn.Embedding(9, 6, sparse=True), nn.Linear(6, 6), nn.Linear(3, 3)
+        self.one, self.other = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.randn(36))
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.layer(self.drop(self.layer(self.words(x))))
+        return found @ (self.one + self.other.view(6, 6))
+
+
+class Checkpointed(nn.Module):
+    """Layers in a reentrant checkpoint, which demands ``backward()``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(checkpoint(self.first, x.requires_grad_(), use_reentrant=True))
+
+
+WORDS, NUMBERS = (torch.randint(0, 9, (40,)), torch.randint(0, 6, (40,))), (torch.randn(40, 6), torch.randn(40, 6))
+LARGE_MODULES: dict[str, tuple[Any, ...]] = {
+    "varied": (Varied, nn.CrossEntropyLoss(), WORDS, {}),
+    "varied, several batches": (Varied, nn.CrossEntropyLoss(), WORDS, {"microbatch": 3}),
+    "varied, bf16": (Varied, nn.CrossEntropyLoss(), WORDS, {"precision": "bf16"}),
+    "varied, weighted": (Varied, nn.CrossEntropyLoss(), WORDS, {"weights": np.arange(40.0)}),
+    "checkpointed": (Checkpointed, nn.MSELoss(), NUMBERS, {}),
+}
+CHUNKS = [
+    Chunk((0, 1), (1.0, 1.0)),
+    Chunk((1, 2, 4), (1.0, -0.5, 0.3)),
+    Chunk((3, 1), (-1.5, 2.0), batch=5),
+    Chunk((2, 3), (1.0, 1.0), batch=1),
+]
+
+
+@pytest.mark.parametrize("name", LARGE_MODULES)
+def test_gradients_passed_on_in_pieces_have_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def messages_of() -> list[bytes]:
+        torch.manual_seed(0)
+        make, loss, data, more = LARGE_MODULES[name]
+        problem = anyk.problems.TorchProblem(make(), loss, data, **more)
+        partitions = problem.split(5)
+        messages, w = Messages(partitions, seed=3), problem.initial()
+        written = []
+        for chunk in CHUNKS:
+            marks: list[Mark] = []
+            out = np.full(problem.dimension, np.nan, w.dtype)
+            messages.encode(chunk, w, out, version=4, compared=1, seen=marks.append)
+            written.append(out.tobytes())
+            gradient = messages.partial_gradient(1, w, chunk, 4)
+            for mark in marks:
+                assert marks_apart(mark.number, Mark.of(gradient).number) < SINGLE
+            assert len(marks) == (1 in chunk.partitions)
+        return written
+
+    whole = messages_of()
+    for place in (network, module_partitions):
+        monkeypatch.setattr(place, "LARGE", 0)
+    monkeypatch.setattr(module_partitions, "_PART", 10)
+    pieces: list[int] = []
+    add = Messages.add
+
+    def note(self: Messages, out: Any, ids: Any, item: int, coefficient: Any, gradient: Any, first: int = 0) -> None:
+        pieces.append(gradient.size)
+        add(self, out, ids, item, coefficient, gradient, first)
+
+    monkeypatch.setattr(Messages, "add", note)
+    assert messages_of() == whole
+    assert (max(pieces) < 40) == ("several" not in name)

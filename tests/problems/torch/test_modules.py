@@ -11,6 +11,8 @@ from anyk.clusters import Simulated
 from anyk.clusters.remote.shipping import ship, unship
 from anyk.optimizers import TorchOptimizer
 from anyk.problems import TorchProblem
+from anyk.problems.torch import module_checks, modules, network
+from anyk.problems.torch.network import LARGE
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -516,10 +518,29 @@ class ClippedInside(nn.Module):
         return self.b(hidden)
 
 
+@pytest.mark.parametrize("large", [LARGE, 10])  # of a large module, some coordinates are compared
 @pytest.mark.parametrize("module", [Mixing(), Whitening(), ClippedInside()])
-def test_gradients_that_are_no_sum_are_refused(module):
+def test_gradients_that_are_no_sum_are_refused(module, large, monkeypatch):
+    for place in (network, module_checks):
+        monkeypatch.setattr(place, "LARGE", large)
+    TorchProblem(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)), CROSS_ENTROPY, (X, Y))
     with pytest.raises(anyk.BadInput, match="a layer mixes the samples of a batch, or a hook changes"):
         TorchProblem(module, CROSS_ENTROPY, (X, Y))
+
+
+@pytest.mark.parametrize("large", [LARGE, 5])
+def test_losses_follow_a_model_and_modules_do_not(large, monkeypatch):
+    monkeypatch.setattr(modules, "LARGE", large)
+    problem = TorchProblem(nn.Sequential(nn.Linear(5, 3)), CROSS_ENTROPY, (X, Y), held_out=(X, Y))
+    w = problem.initial()
+    before, module = problem.loss(w), problem.module_at(w)
+    changed = 3.0 * w
+    w *= 3.0
+    w.flags.writeable = False
+    assert before != problem.loss(w) == problem.loss(changed)
+    assert problem.metrics(w) == problem.metrics(changed)
+    with torch.no_grad():
+        assert float(CROSS_ENTROPY(module(X), Y)) == pytest.approx(before)
 
 
 def test_gradients_divided_by_frequencies_are_refused():

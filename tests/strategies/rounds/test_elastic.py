@@ -50,11 +50,12 @@ def train(strategy: str, outages=(), *, steps: int = 200, problem=PROBLEM, **mor
     ],
 )
 def test_the_model_does_not_depend_on_who_is_there(strategy: str) -> None:
-    changing, fixed = (train(strategy, outages, workers=(3, MOST)) for outages in (FLEET, ()))
+    settings = {"steps": 200, "evaluate": None}
+    changing, fixed = (train(strategy, outages, workers=(3, MOST), **settings) for outages in (FLEET, ()))
     counts = {int(note.split()[0]) for (note,) in changing.log.rows("SELECT text FROM notes WHERE kind = 'fleet'")}
     assert {3, 7, 16} <= counts
     np.testing.assert_allclose(changing.model, fixed.model, rtol=0, atol=1e-12)
-    few = anyk.train(PROBLEM, strategy, Simulated(12, delays="exp:mean=1", seed=3), partitions=64, steps=200)
+    few = anyk.train(PROBLEM, strategy, Simulated(12, delays="exp:mean=1", seed=3), partitions=64, **settings)
     np.testing.assert_allclose(changing.model, few.model, rtol=0, atol=1e-12)
 
 
@@ -62,7 +63,7 @@ def test_the_model_does_not_depend_on_who_is_there(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["uncoded:wait=0.75n", "bgc:load=3", "pasgd:tau=3"])
 def test_approximate_steps_go_on(strategy: str) -> None:
     """The loss ends where a fixed fleet's does, though the models differ."""
-    changing, fixed = (train(strategy, outages, workers=(3, MOST)) for outages in (FLEET, ()))
+    changing, fixed = (train(strategy, outages, workers=(3, MOST), evaluate="every=200") for outages in (FLEET, ()))
     assert changing.steps == 200
     assert changing.loss == pytest.approx(fixed.loss, rel=0.1)
 

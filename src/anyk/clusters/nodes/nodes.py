@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -53,8 +54,8 @@ from anyk.clusters.nodes.slices import COMPRESSED, check_slices, cut, not_in_sli
 from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.processes import shared_modules
-from anyk.clusters.remote.channel import FAILED
-from anyk.clusters.remote.handles import Died
+from anyk.clusters.remote.channel import FAILED, REPLY
+from anyk.clusters.remote.handles import Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.shipping import parcels
 from anyk.clusters.remote.wire import refuse
@@ -72,6 +73,7 @@ _BUFFERS, _BOX = 4, 1 << 16  # reply buffers, and bytes of the mail box, of a wo
 _TURN = 0.25  # seconds between two looks while the driver waits for nodes
 _BEHIND = 64  # messages that a node may not have acknowledged while it is still told what to drop
 _FAREWELL = 5.0  # seconds that nodes may take to end
+_MOST_ENDS, _WITHIN = 20, 600.0  # ends of the agent on this machine with which a run ends, within so many seconds
 _LOOK = 2.0  # seconds between two looks whether the store still has the driver's entry
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from anyk.clusters.nodes import agent; agent.main()"
 
@@ -92,7 +94,7 @@ class Hub:
         self._place = place
         self._own: SiteEntry | None = None  # the node of this machine
         self.said = Said()
-        self._children = 0
+        self._ended: deque[float] = deque(maxlen=_MOST_ENDS)  # when agents of this machine have ended
         self._child: subprocess.Popen[bytes] | None = None
         self.carrier: DriverCarrier = DriverCarrier(place.host, port, self._find_node)
         self.site = site
@@ -221,9 +223,12 @@ class Hub:
         assert self._own is not None
         self._close_child()
         life = self._own.life.encode()
-        self._children += 1
-        if self._children >= 20:
-            raise RunFailed("the agent of rank 0's machine has ended 20 times; see its messages above")
+        self._ended.append(time.monotonic())
+        if len(self._ended) == _MOST_ENDS and self._ended[-1] - self._ended[0] < _WITHIN:
+            raise RunFailed(
+                f"the agent of rank 0's machine has ended {_MOST_ENDS} times within {_WITHIN:.0f} s; see its messages "
+                "above"
+            )
         self._start_child()
         self._lose(life, f"its agent has ended (status {status})")
 
@@ -546,6 +551,7 @@ class Nodes(Networked[NodeHandle]):
     def _dispatch(self, order: Dispatch) -> None:
         if self.slices and any(chunk.compress for chunks in order.chunks for chunk in chunks):
             raise not_in_slices(COMPRESSED, self.name)
+        self._tidy()  # so that models that workers are to read take the memory of what is needed no more
         super()._dispatch(order)
 
     def listens(self, worker: int) -> bool:
@@ -585,6 +591,8 @@ class Nodes(Networked[NodeHandle]):
 
     def _tidy(self) -> None:
         """Tell nodes which vectors and messages are needed no more; one that does not listen is told later."""
+        for place in range(len(self.news)):
+            self.news[place] = self._without_unneeded(self.news[place])
         gone, self.store.gone = self.store.gone, []
         for node in self._hub.nodes.values():
             node.vectors += [key for key in gone if key in node.has]
@@ -592,6 +600,12 @@ class Nodes(Networked[NodeHandle]):
             if (node.vectors or node.messages or node.slices) and node.told - node.taken < _BEHIND:
                 self._hub.tell(node, Drop(self.run, node.vectors, node.messages, node.slices))
                 node.vectors, node.messages, node.slices = [], [], []
+
+    def _without_unneeded(self, news: Any) -> Any:
+        """Return news of a worker, without its message if no task in flight waits for it, as it is only counted."""
+        if not isinstance(news, Notice) or news.report.kind != REPLY or news.report.task in self._tasks.in_flight:
+            return news
+        return news._replace(buffer=np.empty(0))
 
     def on_message(self, node: Node, message: Told | WorkerEnded | Done | NodeBroken) -> None:
         """Take in a message of a node in this run."""
@@ -707,6 +721,7 @@ class Nodes(Networked[NodeHandle]):
 
         Raises :class:`~anyk.RunFailed` if it cannot be read.
         """
+        self._tidy()
         sources: dict[int, str] = {}
         for memory, offered, address in wanted:
             number = self._hub.next_read()

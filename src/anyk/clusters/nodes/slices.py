@@ -19,6 +19,8 @@ from anyk.optimizers import Clip, Optimizer, squared_norm
 from anyk.problems.base import Partitions
 from anyk.protocol import Layout
 
+_LARGE = 1 << 24  # bytes of a slice whose memory is freed; that of others is used again, which is faster
+
 
 def cut(dimension: int, itemsize: int, holders: int) -> list[tuple[int, int]]:
     """Return the first coordinate of each holder's slice, and the one after its last; some may be empty.
@@ -121,7 +123,7 @@ class Holder:
         """Forget a slice of a message."""
         self._sums.pop(number, None)
         own = self._own.pop(number, None)
-        if own is not None:
+        if own is not None and own.nbytes < _LARGE:
             self._unused.append(own)
 
     def combine(self, messages: Sequence[Place], weights: Sequence[Any], coordinates: slice) -> Floats:

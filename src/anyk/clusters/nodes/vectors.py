@@ -15,6 +15,7 @@ from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.shared_store import SharedStore
 from anyk.clusters.store import Message
 
+_LARGE = 1 << 26  # bytes of a model whose memory is freed at once; that of others is used again, which is faster
 _RETRY = 1.0  # seconds after which a read that failed is begun again, if its vector is still needed
 
 
@@ -32,6 +33,13 @@ class NodeStore(SharedStore):
 
     def locate(self, key: tuple[int, int]) -> tuple[int, int]:
         return super().locate(key) if key in self.arrived else (0, 0)
+
+    def release(self, slot: str, version: int) -> None:
+        copy = self._copies.get((slot, version))
+        super().release(slot, version)
+        if copy is not None and self._plan.model_bytes >= _LARGE:
+            self._memory.empty(copy * self._plan.model_bytes, self._plan.model_bytes)
+            self._reserved.discard(copy)
 
 
 class _Vector:

@@ -80,6 +80,11 @@ class Segment:
         view = memoryview(self.memory).toreadonly()
         return [view[start : start + length] for start, length in places]
 
+    def empty(self, start: int, length: int) -> None:
+        """Free the pages of a range, which then holds zeros, if the system can do so."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            self.memory.madvise(mmap.MADV_REMOVE, start, length)
+
     def write(self, start: int, data: bytes | memoryview) -> None:
         """Write bytes at any place, without mapping it; the segment's length in other processes is unchanged."""
         remaining = memoryview(data)

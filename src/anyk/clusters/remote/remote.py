@@ -193,7 +193,9 @@ class Remote(Workforce[H]):
             while self.news:
                 news = self.news.popleft()
                 event = self._interpret(news)
-                if event is not None or (isinstance(news, Notice) and news.report.kind == EVALUATED):
+                evaluated = isinstance(news, Notice) and news.report.kind == EVALUATED
+                del news  # its vector is freed as soon as nothing else needs it
+                if event is not None or evaluated:
                     yield event
             self.losses.go_on()
             if self._leaving:

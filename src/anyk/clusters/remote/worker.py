@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from anyk.clusters.remote.channel import (
 from anyk.clusters.remote.orders import NO_TASK, PREEMPT, UNINTERRUPTIBLE, Orders
 from anyk.clusters.store import CARRIED
 from anyk.problems.base import Partitions
-from anyk.problems.replicas import mark
+from anyk.problems.replicas import Mark
 from anyk.protocol import Chunk
 
 ASKED = "asked for losses"  # the slot name of models whose losses workers evaluate
@@ -251,38 +252,32 @@ class Worker(Channel[R]):
                 models = [self.message((first, second), w.size) for _, first, second, _ in chunk.mix]
                 out[:] = self._local.run(task, chunk, w, models, self._states, between=between)
             else:
-                report_mark = self._mark_reporter(task, index, version)
-                self._messages.encode(chunk, w, out, between, version=version, seen=report_mark)
+                compared = self._messages.compared(version)
+                report_mark = partial(self._report_mark, task, index, compared)
+                self._messages.encode(chunk, w, out, between, version=version, compared=compared, seen=report_mark)
             times = self._task_times[0], computing
             self._send(task, index, buffer, out, times=times, compressed=work if chunk.compress else None)
         except BaseException:
             self.discard_buffer(buffer)
             raise
 
-    def _mark_reporter(self, task: int, index: int, version: int) -> Callable[[int, Vector], None] | None:
-        """Return a function that reports a gradient's mark if replicas are compared at this version, else None."""
-        compared = self._messages.compared(version)
-        if compared < 0:
-            return None
-
-        def report_mark(partition: int, gradient: Vector) -> None:
-            if partition == compared and (bits := mark(gradient)) is not None:
-                self._notify(COMPARED, task, chunk=index, done=partition, bits=bits)
-
-        return report_mark
+    def _report_mark(self, task: int, index: int, partition: int, mark: Mark) -> None:
+        """Report the mark of a gradient, with which other workers' are compared, if it is finite."""
+        if (bits := mark.number) is not None:
+            self._notify(COMPARED, task, chunk=index, done=partition, bits=bits)
 
     def _compute_and_keep(self, work: _Work, between: Callable[[int], None]) -> None:
         """Compute partitions one by one, keep their gradients, and report each."""
         task, index, chunk, version, w = work
         gradients = self._gradients.setdefault((task, index), {})
-        report_mark = self._mark_reporter(task, index, version)
+        compared = self._messages.compared(version)
         for done, j in enumerate(chunk.partitions):
             between(done)
             if (task, index) in self._sent_requests:
                 return  # its message has been sent: the other partitions are not needed
             gradients[j] = self._messages.partial_gradient(j, w, chunk, version)
-            if report_mark is not None:
-                report_mark(j, gradients[j])
+            if j == compared:
+                self._report_mark(task, index, j, Mark.of(gradients[j]))
             self._notify(PROGRESS, task, chunk=index, done=done + 1)
             if self._pending:
                 requests, self._pending = self._pending, []

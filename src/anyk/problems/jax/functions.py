@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.base.arrays import Vector
+from anyk.base.arrays import Floats, Vector
 from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import BadInput, needing
 from anyk.problems.base import NO_HELD_OUT, Better, cut, digest_of
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.jax.decompiling import decompiling
-from anyk.problems.jax.given_model import GivenModel, gradient_of, rounding
+from anyk.problems.jax.given_model import GivenModel, rounding, sketch_of
 from anyk.problems.jax.loss_checks import check_sum, check_weighted, try_loss
 from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of, sums_of
 from anyk.problems.jax.model_loss import SEED, Averages, JaxNetwork, names_of, seed_for
@@ -238,13 +238,13 @@ class JaxProblem(NetworkProblem):
         def variables(*, arrays: bool = True) -> Variables:
             return self._given.variables(arrays=arrays) | variables_of(roots, arrays=arrays)
 
-        def gradient(rows: int) -> Vector:
+        def sketch(rows: int) -> Floats:
             model = self._given.now()
             state = self._held.state if model.state is None else model.state
             constants = self._held._replace(fixed=model.fixed, state=state)
-            return gradient_of(network.with_model(model), constants, self._data.head, rows)
+            return sketch_of(network.with_model(model), constants, self._data.head, rows)
 
-        return CodeWatch(Computing(variables, gradient), rounding(self.dtype))
+        return CodeWatch(Computing(variables, sketch), rounding(self.dtype))
 
     def check_unchanged(self, *, begins: bool) -> list[str]:
         """Refuse a model or data that have changed since the problem was made; return a sentence on other numbers.

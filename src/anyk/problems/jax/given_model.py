@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.arrays import Array, DType, Vector
+from anyk.base.arrays import Array, DType, Floats
 from anyk.base.errors import BadInput
 from anyk.problems.base import digest_of
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.given import ANEW
 from anyk.problems.jax.model_loss import SEED, JaxNetwork
 from anyk.problems.jax.pytrees import Held, Model, Trainable, in_modes, is_module, model_of, modes_of
-from anyk.problems.replicas import model_like, trial_rows
+from anyk.problems.replicas import Sketch, model_like, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.watch import Computing, compare_copies, other_numbers
 
@@ -72,17 +72,17 @@ class GivenModel:
                     f"now; {ANEW}"
                 )
 
-        def copied_gradient(rows: int) -> Vector:
-            return gradient_of(network.with_model(network.model), constants, head, rows)
+        def copied_sketch(rows: int) -> Floats:
+            return sketch_of(network.with_model(network.model), constants, head, rows)
 
-        def gradient(rows: int) -> Vector:
+        def sketch(rows: int) -> Floats:
             model = self.now()
             present = constants if model.state is None else constants._replace(state=model.state)
-            return gradient_of(network.with_model(model), present, head, rows)
+            return sketch_of(network.with_model(model), present, head, rows)
 
         compare_copies(
-            Computing(lambda: self._variables_before, copied_gradient),
-            Computing(self.variables, gradient),
+            Computing(lambda: self._variables_before, copied_sketch),
+            Computing(self.variables, sketch),
             rounding(network.dtype),
             "params",
         )
@@ -94,13 +94,13 @@ class GivenModel:
         return [] if not other else [other_numbers(other, "params")]
 
 
-def gradient_of(network: JaxNetwork, constants: Held, head: Samples, rows: int) -> Vector:
-    """Return the gradient of at most so many rows, for which the loss is traced anew."""
+def sketch_of(network: JaxNetwork, constants: Held, head: Samples, rows: int) -> Floats:
+    """Return a sketch of the gradient of at most so many rows, for which the loss is traced anew."""
     import jax
 
     batch = head.batch(trial_rows(rows, head.tried))
     gradient = jax.jit(jax.grad(lambda w, *arguments: network.total(w, *arguments)))
-    return np.asarray(gradient(model_like(network.scales, network.dtype), constants, batch, SEED))
+    return Sketch.of(np.asarray(gradient(model_like(network.scales, network.dtype), constants, batch, SEED)))
 
 
 def rounding(dtype: DType) -> float:

@@ -24,7 +24,7 @@ from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.model_loss import EVALUATION, SEED, JaxNetwork, seed_for, seed_of
 from anyk.problems.jax.pytrees import Held, Tree, first_line
 from anyk.problems.network_problem import check_lengths, number_array
-from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
+from anyk.problems.replicas import ROWS, Sketch, Trial, model_like, seed_of_draws
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.values import Values
 
@@ -182,11 +182,11 @@ class JaxPartitions(Batches):
         limit = float(np.finfo(self.dtype).eps) ** 0.5
         self._trial = Trial.of(twin._tried, limit, replicas=replicas, variables=self._variables())
 
-    def _tried(self) -> Vector:
+    def _tried(self) -> Floats:
         head, (first, last) = self.data.head, self._bounds[0]
         rows = np.arange(min(ROWS, head.tried, self.sizes[0]))
         chosen = PartitionSamples(data=head, partition=0, first=first, last=last, rows=rows, requested_rows=rows)
-        return self.gradient_sum(model_like(self._network.scales, self.dtype), chosen)
+        return Sketch.of(self.gradient_sum(model_like(self._network.scales, self.dtype), chosen))
 
     def _variables(self) -> Variables:
         """Return the variables that the user's code reads."""

@@ -24,7 +24,7 @@ from anyk.problems.data.sample_batches import Batch
 from anyk.problems.generators import seeded_generators
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
 from anyk.problems.surroundings import Variables, differences, variables_of
-from anyk.problems.torch.network import Network, is_norm, normalises_batches, parts_of, trainable_parameters
+from anyk.problems.torch.network import LARGE, Network, is_norm, normalises_batches, parts_of, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -326,14 +326,22 @@ class _LossesOfSamples:
 
 
 def _loss_and_gradient(network: Network, batch: Batch, nudge: int | None) -> Floats:
-    """Return the loss of a batch, and then its gradient with respect to the trained parameters, in one vector."""
+    """Return the loss of a batch, and then its gradient with respect to the trained parameters, in one vector.
+
+    Of a large module, the gradient is that at coordinates which are as far apart as necessary.
+    """
     import torch
 
+    inputs = trainable_parameters(network.module)
+    apart = sum(parameter.numel() for parameter in inputs) // LARGE | 1
+    pieces = [torch.zeros(-(-parameter.numel() // apart)).to(parameter) for parameter in inputs]
+
+    def take(number: int, gradient: torch.Tensor) -> None:
+        pieces[number] = gradient.reshape(-1)[::apart].clone()
+
     with _nudged_parameters(network, nudge):
-        inputs = trainable_parameters(network.module)
-        loss, gradients = network.gradients(lambda: network.loss_of(batch), inputs)
-    pieces = [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradients, strict=True)]
-    values = torch.cat([loss.detach().reshape(1), *(piece.reshape(-1) for piece in pieces)])
+        loss = network.each_gradient(lambda: network.loss_of(batch), inputs, take)
+    values = torch.cat([loss.detach().reshape(1), *pieces])
     return np.asarray(values.double().cpu().numpy())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,15 @@ from anyk.base.arrays import NO_GRADIENT, DType, Floats, Vector
 from anyk.base.errors import BadInput
 from anyk.base.plain import ByName
 from anyk.problems.base import Ends, Index
-from anyk.problems.batches import Batches
+from anyk.problems.batches import Batches, Put
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
 from anyk.problems.generators import cuda_generators, preserved_generators, seeded_generators
-from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws, trial_rows
+from anyk.problems.replicas import ROWS, TOGETHER, Sketch, Trial, model_like, scales_of, seed_of_draws, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.hooks import without_hooks
 from anyk.problems.torch.module_checks import check_loss, check_samples
 from anyk.problems.torch.network import (
+    LARGE,
     Network,
     loss_sum,
     map_tensors,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_MICROBATCH = 512  # largest number of samples of a forward pass if ``microbatch`` is not set
+_PART = 1 << 16  # numbers of a gradient that are passed on at a time
 
 
 class DeviceSamples(Samples):
@@ -60,10 +62,14 @@ class DeviceSamples(Samples):
         return map_tensors(self._batch, lambda tensor: tensor[index.to(tensor.device)])
 
 
-def _gradients_of(
-    network: Network, parameters: Sequence[torch.nn.Parameter], batch: Batch, weights: Floats | None
-) -> tuple[Sequence[torch.Tensor | None], Any]:
-    """Return the gradients of a batch's loss, None for parameters that it does not use, and the module's outputs."""
+def _compute(
+    network: Network,
+    parameters: Sequence[torch.nn.Parameter],
+    batch: Batch,
+    weights: Floats | None,
+    take: Callable[[int, torch.Tensor], None],
+) -> Any:
+    """Pass on the gradients of a batch's loss, by the numbers of the parameters; return the module's outputs."""
     inputs = [*parameters, *tensors_in(batch)]
     versions = [tensor._version for tensor in inputs]
     outputs: Any = None
@@ -75,10 +81,10 @@ def _gradients_of(
         outputs = network.outputs(batch)
         return network.loss_at(outputs, batch[-1], weights)
 
-    _, gradients = network.gradients(loss, parameters)
+    network.each_gradient(loss, parameters, take)
     if [tensor._version for tensor in inputs] != versions:
         raise BadInput("the module changes its inputs or parameters in place, which other workers share")
-    return gradients, outputs
+    return outputs
 
 
 class TorchPartitions(Batches):
@@ -163,19 +169,22 @@ class TorchPartitions(Batches):
         roots = {"the loss": network.loss, "the module": network.module, "count": network.count}
         return variables_of({**roots, **self.data.code})
 
-    def tried_with(self, network: Network, most: int) -> Vector:
-        """Return the gradient of the first samples, or of more than these, as computed with another network."""
+    def tried_with(self, network: Network, most: int) -> Floats:
+        """Return a sketch of the gradient of the first samples, or of more, as computed with another network."""
         other = copy.copy(self)
         other._network = network
         return other._tried(most)
 
-    def _tried(self, most: int = ROWS) -> Vector:
+    def _tried(self, most: int = ROWS) -> Floats:
         head, (first, last) = self.data.head, self._bounds[0]
         rows = trial_rows(most, min(head.tried, self.sizes[0]))  # without opening a file
-        return self.gradient_sum(
+        found = Sketch()
+        self.put_sum(
             model_like(self._scales, self.dtype),
             PartitionSamples(data=head, partition=0, first=first, last=last, rows=rows, requested_rows=rows),
+            found.add,
         )
+        return found.sums
 
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the sum of the gradients of the chosen samples.
@@ -185,11 +194,54 @@ class TorchPartitions(Batches):
         """
         import torch
 
-        network, parameters = self._network, self._set_parameters(w)
-        device = network.move()
-        total = torch.zeros(self.dimension, dtype=parameters[0].dtype, device=device)
+        parameters = self._set_parameters(w)
+        total = torch.zeros(self.dimension, dtype=parameters[0].dtype, device=parameters[0].device)
         pieces = pieces_of(total, self.shapes)
-        without = set(range(len(pieces)))  # parameters that the loss does not use
+
+        def add(number: int, gradient: torch.Tensor, factor: float) -> None:
+            pieces[number].add_(gradient, alpha=factor)  # not applied to the loss, which may be bf16
+
+        for number in self._without_gradient(parameters, chosen, add):
+            pieces[number].fill_(NO_GRADIENT)
+        return total.cpu().numpy()
+
+    def put_sum(self, w: Vector, chosen: PartitionSamples, put: Put) -> None:
+        import torch
+
+        in_one_batch = self.most is None or chosen.size <= self.most
+        if self.dimension < LARGE or self._network.move().type != "cpu" or not in_one_batch:
+            super().put_sum(w, chosen, put)
+            return
+        parameters = self._set_parameters(w)
+        starts = np.cumsum([0, *map(prod, self.shapes)]).tolist()
+        zero = torch.zeros((), dtype=parameters[0].dtype)
+
+        def put_one(number: int, gradient: torch.Tensor, factor: float) -> None:
+            # bits are those of gradient_sum
+            if gradient.layout != torch.strided:
+                gradient, factor = torch.zeros_like(parameters[number]).add_(gradient, alpha=factor), 1.0
+            flat = gradient.reshape(-1)
+            for first in range(0, len(flat), _PART):
+                part = torch.add(zero, flat[first : first + _PART], alpha=factor)
+                put(starts[number] + first, part.numpy())
+
+        for number in self._without_gradient(parameters, chosen, put_one):
+            size = starts[number + 1] - starts[number]
+            put(starts[number], np.broadcast_to(self.dtype.type(NO_GRADIENT), size))
+
+    def _without_gradient(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        chosen: PartitionSamples,
+        take: Callable[[int, torch.Tensor, float], None],
+    ) -> list[int]:
+        """Pass on gradients of batches, with the factors that they have in the sum of the chosen samples' gradients.
+
+        Return the numbers of the parameters that the loss does not use.
+        """
+        network = self._network
+        device = network.move()
+        without = set(range(len(parameters)))
         bits = self.key
         number = self._gradients[chosen.partition] + 1
         # the loss is checked at the first gradient; with mini-batches also at the 2nd, 4th, …
@@ -205,20 +257,19 @@ class TorchPartitions(Batches):
                 factor = network.loss_factor(batch, sample_batch.size, sample_batch.weights)
                 if not factor:
                     continue
-                gradients, outputs = _gradients_of(network, parameters, batch, sample_batch.weights)
-                for i, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):
-                    if gradient is not None:
-                        piece.add_(gradient, alpha=factor)  # not applied to the loss, which may be bf16
-                        without.discard(i)
+
+                def take_one(i: int, gradient: torch.Tensor, factor: float = factor) -> None:
+                    take(i, gradient, factor)
+                    without.discard(i)
+
+                outputs = _compute(network, parameters, batch, sample_batch.weights, take_one)
                 if looks and not network.opaque:
                     with preserved_generators(cuda_generators(device)):  # random numbers of the loss leave no trace
                         check_loss(network, outputs, batch[-1], f"{sample_batch.size} {of}")
             if looks and network.opaque:
                 self._check_single_samples(chosen, of)
         self._gradients[chosen.partition] = number
-        for i in without:
-            pieces[i].fill_(NO_GRADIENT)
-        return total.cpu().numpy()
+        return sorted(without)
 
     def _check_single_samples(self, chosen: PartitionSamples, of: str) -> None:
         """Refuse a loss whose gradient of several samples is not the sum of theirs, by computing it for single ones."""

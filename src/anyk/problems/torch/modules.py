@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.base.arrays import DType, Vector, lacks_gradient
+from anyk.base.arrays import DType, Floats, Vector, lacks_gradient
 from anyk.base.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
 from anyk.problems.data.dataset import Dirichlet, build_split
@@ -60,6 +60,7 @@ from anyk.problems.torch.module_partitions import (
     use_leaves,
 )
 from anyk.problems.torch.network import (
+    LARGE,
     Network,
     count_terms,
     kept_tensors,
@@ -308,18 +309,26 @@ class TorchProblem(NetworkProblem):
             network.device = "cpu"
             batch = map_tensors(head.batch(slice(0, size)), lambda tensor: tensor.clone())
             partitions = TorchPartitions(network, DeviceSamples(batch, size), cut(size, 1))
-            gradient = partitions.partial_gradient(0, self.initial())
-            second = partitions.partial_gradient(0, self.initial())
-            if not np.allclose(
-                gradient, second, rtol=1e-3, atol=1e-3 * float(np.nanmax(np.abs(gradient), initial=0.0)), equal_nan=True
+            w = self.initial()
+            gradient = partitions.partial_gradient(0, w)
+            second = partitions.partial_gradient(0, w)
+            del w
+            nearly = 1e-3 * float(max(np.nanmax(gradient, initial=0.0), -np.nanmin(gradient, initial=0.0)))
+            pieces = range(0, gradient.size, LARGE)  # whose comparison takes less memory
+            if not all(
+                np.allclose(gradient[i : i + LARGE], second[i : i + LARGE], rtol=1e-3, atol=nearly, equal_nan=True)
+                for i in pieces
             ):
                 self.data_remarks = (*self.data_remarks, _IRREPEATABLE)
+            del second
             ends = np.cumsum([prod(shape) for shape in self.shapes])[:-1]
             without = [lacks_gradient(piece) for piece in np.split(gradient, ends)]
             self.unused_parameters = frozenset(np.flatnonzero(without).tolist())
+            del gradient
             with preserved_buffers(partitions._network.module), seeded_generators(0, torch.device("cpu")):
                 partitions._network.find_differentiation(batch)
-            self._network.differentiates = partitions._network.differentiates
+            found = partitions._network
+            self._network.differentiates, self._network.backward = found.differentiates, found.backward
         check_forward(self._network, [batch, *self._second_batch(batch, size)])
         self._try_loss(partitions._network)
 
@@ -488,7 +497,7 @@ class TorchProblem(NetworkProblem):
         return not np.array_equal(one, other)
 
     def _present(self, partitions: TorchPartitions) -> Computing:
-        """Return the variables and the gradient of the given module, loss and data set as they are now."""
+        """Return the variables of the given module, loss and data set, and a gradient's sketch, as they are now."""
         live = self._live()
         copies = self._network.module
         roots = {"the loss": self._given_loss, "count": live.count, DATA: self._data.arrays, **self._data.code}
@@ -499,11 +508,11 @@ class TorchProblem(NetworkProblem):
             objects = {**roots, "the module": self.module, f"{DATA}'s length": len(items)}
             return variables_of(objects, arrays=arrays) | modes_of(self.module)
 
-        def gradient(samples: int) -> Vector:
+        def sketch(samples: int) -> Floats:
             with as_initial(self.module, copies, self._made_modes):
                 return partitions.tried_with(live, samples)
 
-        return Computing(variables, gradient)
+        return Computing(variables, sketch)
 
     def _live(self) -> Network:
         """Return a network of the given module and loss."""
@@ -532,7 +541,7 @@ class TorchProblem(NetworkProblem):
         live, copies, partitions = self._live(), self._network.module, self.split(1)
         initial_modes = modes_of(self.module, self._made_modes)
 
-        def gradient(samples: int) -> Vector:
+        def sketch(samples: int) -> Floats:
             copied = copy.copy(self._network)
             copied.place = live.place
             on_its_device = next(copies.parameters()).device == live.place
@@ -542,10 +551,10 @@ class TorchProblem(NetworkProblem):
                 return partitions.tried_with(copied, samples)
 
         compare_copies(
-            Computing(lambda: variables_of({"the module": copies}) | initial_modes, gradient),
+            Computing(lambda: variables_of({"the module": copies}) | initial_modes, sketch),
             Computing(
                 lambda: variables_of({"the module": self.module}) | modes_of(self.module),
-                self._present(partitions).gradient,
+                self._present(partitions).sketch,
             ),
             self._rounding(),
             "the module",
@@ -618,12 +627,12 @@ class TorchProblem(NetworkProblem):
         ).numpy()
 
     def _mean_loss(self, w: Vector) -> float:
-        return loss_sum(self._network_at(w), self._parts(self._data.evaluated)) / self.samples
+        return loss_sum(self._network_at(w, lasting=False), self._parts(self._data.evaluated)) / self.samples
 
     def metrics(self, w: Vector) -> dict[str, float]:
         if self._held_out is None:
             return {}
-        network = self._network_at(w)
+        network = self._network_at(w, lasting=False)
         with network.without_gradient():
             return compute_metrics(network, self._metrics, self._parts(self._held_out))
 
@@ -698,10 +707,11 @@ class TorchProblem(NetworkProblem):
         parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in data_sets]
         return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays), *self._weights())
 
-    def _network_at(self, w: Vector, *, all_items: bool = False) -> Network:
+    def _network_at(self, w: Vector, *, all_items: bool = False, lasting: bool = True) -> Network:
         """Return the network at ``w``, ready to evaluate; the last network is cached.
 
-        ``all_items``: compute running statistics from all training data, even if it is read item by item.
+        ``all_items``: compute running statistics from all training data, even if it is read item by item. ``lasting``:
+        whether it must not change with ``w``; otherwise a large one has its parameters in the same memory.
         """
         import torch
 
@@ -715,19 +725,21 @@ class TorchProblem(NetworkProblem):
             self._last = last
             return last[0]
         del last  # frees memory before the next network is built
+        in_w = not (lasting or self.moving_norms) and self.dimension >= LARGE
         flat = tensor_over(np.ascontiguousarray(w, dtype=self.dtype))
         replacements = {}
         for parameter, piece in zip(
             trainable_parameters(self._network.module), pieces_of(flat, self.shapes), strict=True
         ):
-            replacements[id(parameter)] = torch.nn.Parameter(piece.clone())  # views of a tensor cannot be saved singly
+            own = piece if in_w else piece.clone()  # views of a tensor cannot be saved singly
+            replacements[id(parameter)] = torch.nn.Parameter(own)
         network = copy.deepcopy(self._network, replacements)  # without copies of the old parameters
         if network.device.startswith("cuda") and not torch.cuda.is_available():
             network.device = "cpu"  # the driver's machine may lack the workers' device
         network.move()
         self._renew_statistics(network, data)
         network.module.eval()
-        self._last = network, len(data)
+        self._last = None if in_w else (network, len(data))
         return network
 
     def _renew_statistics(self, network: Network, data: Samples) -> None:

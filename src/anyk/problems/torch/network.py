@@ -7,6 +7,7 @@ import copyreg
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 
+LARGE = 1 << 20  # parameters of a module whose gradients are passed on one by one
 _SETTINGS = "settings of torch"
 
 
@@ -117,6 +119,51 @@ class Network:
         finally:
             for parameter, grad in zip(parameters, before, strict=True):
                 parameter.grad = grad
+
+    def each_gradient(
+        self,
+        loss: Callable[[], torch.Tensor],
+        parameters: Sequence[torch.nn.Parameter],
+        take: Callable[[int, torch.Tensor], None],
+    ) -> torch.Tensor:
+        """Return a loss, and pass on the gradient of each parameter that it uses, with the parameter's number.
+
+        Of a large module, each is passed on as soon as it is there, so that they do not exist at the same time.
+        """
+        taken = 0
+
+        def take_from(number: int, parameter: torch.Tensor) -> None:
+            nonlocal taken
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                taken += 1
+                take(number, gradient)
+
+        if self.backward or sum(parameter.numel() for parameter in parameters) < LARGE:
+            value, gradients = self.gradients(loss, parameters)
+            for number, gradient in enumerate(gradients):
+                if gradient is not None:
+                    take(number, gradient)
+            return value
+        value = loss()
+        before = [parameter.grad for parameter in parameters]
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(take_from, number))
+            for number, parameter in enumerate(parameters)
+        ]
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            value.backward(inputs=list(parameters))
+        except RuntimeError as error:
+            if "heckpoint" not in str(error) or taken:
+                raise
+            self.backward = True  # reentrant checkpoints work with backward() alone
+        finally:
+            for hook, parameter, grad in zip(hooks, parameters, before, strict=True):
+                hook.remove()
+                parameter.grad = grad
+        return self.each_gradient(loss, parameters, take) if self.backward else value
 
     def keep_modes(self) -> None:
         """Let the parts that are in evaluation mode now stay in it, if the module itself is in training mode."""
