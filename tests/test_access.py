@@ -16,6 +16,7 @@ PACKAGE = Path(anyk.__file__).parent
 UNPICKLES = {
     "clusters/nodes/slices.py": "optimisers from the driver, over an encrypted connection",
     "clusters/ray/actor.py": "orders of the driver, over Ray",
+    "clusters/ray/holder.py": "orders of the driver, over Ray",
     "clusters/remote/shipping.py": "partitions from the driver",
     "problems/data/reader_processes.py": "work from the driver that started this process",
     "problems/jax/model_loss.py": "problems from the driver",

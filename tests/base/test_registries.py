@@ -65,7 +65,7 @@ def values(name: str, annotation: Any) -> list[Any]:
     if annotation is type(None):
         return [None]
     if origin is typing.Literal:
-        return list(options)
+        return [option for option in options if option != ""]  # which stands for a key that is left out
     if origin is tuple:
         inside = values(name, options[0])
         return [tuple(inside[:2]), (inside[0],) * N] if inside else []

@@ -17,7 +17,7 @@ import msgspec
 import zmq as real_zmq
 
 from anyk.base.errors import BadInput
-from anyk.clusters.nodes import agent, carrier, door, holders, nodes, site, slices, vectors, wire
+from anyk.clusters.nodes import agent, arrivals, carrier, door, holders, nodes, site, slices, vectors, wire
 
 from . import fake_zmq
 from .broken import Broken
@@ -473,12 +473,13 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
         (agent, {"zmq": zmq, "os": os, "time": time, "versions": versions, "readable": readable, "sys": system,
                  "threading": threading, "signal": signals, "say": say, "machine": lambda: fleet.host(kernel.current)}),
         (nodes, {"os": os, "time": time, "versions": versions, "readable": readable, "sys": system, "atexit": ends,
-                 "signal": signals, "subprocess": subprocess, "say": say, "threading": threading, "PIECE": fleet.pieces}),
+                 "signal": signals, "subprocess": subprocess, "say": say, "threading": threading}),
         (site, {"time": time, "secrets": secrets}),
         (site.Site, {"_connect": lambda own, within=300.0: fleet.connect(own, within)}),
         (site.JobPlace, {"from_environment": lambda address="": fleet.place(0)}),
         (vectors, {"time": time}),
         (door, {"say": say}),
+        (arrivals, {"PIECE": fleet.pieces}),
         (wire, {"PIECE": fleet.pieces}),
         (slices, {"PIECE": fleet.pieces}),
         (holders, {"time": time,

@@ -313,15 +313,6 @@ ON_NODES = (
         copies=2,
     ),
     Safeguard(
-        "reading a slice elsewhere once its node is lost",
-        (Edit(sliced_store, sliced_store.SlicedStore, "_on_suspended", "if version.offers[number]:", "if False:"),),
-        ("progress", "crash"),
-        ("frc:load=2", "k-sync:k=3", "uncoded"),
-        ("kill node",),
-        cluster="nodes",
-        copies=2,
-    ),
-    Safeguard(
         "handing messages to a node that holds a slice again",
         (Edit(holders, holders.Holders, "resume", "self._have_collect(message, slice_number, rank)", "pass"),),
         ("progress",),
