@@ -25,7 +25,7 @@ Rows (all by default):
 - ``uncoded``: as ``steps``
 - ``loopback``: as ``steps``, both strategies
 - ``stop``: bytes that still arrive on an interface after a read of 40 MB was stopped
-- ``faults``: the slowest step of 4 nodes and 1 MB while a worker or a machine is killed, a machine is stopped for
+- ``faults``: the slowest step of 4 nodes and 2.4 MB while a worker or a machine is killed, a machine is stopped for
   10 s, or its link is down for 10 s; the loss must be that of ``processes``
 - ``slow``: one of 4 nodes computes and sends three times slower (mean delay 0.3 s instead of 0.1 s, a third of 1 Gb/s)
 - ``ray``: a step of frc:load=2 at 1 Gb/s in slices on a Ray cluster of the same machines, over one on ``nodes``
@@ -546,7 +546,7 @@ FAULTS = {
 
 
 def row_faults(asked: argparse.Namespace) -> None:
-    size, steps = 250_000, 120
+    size, steps = 600_000, 120  # so that each node holds a slice
     plain = Task(4, size, 1, steps, cluster="nodes", spec="frc:load=2", delays="exp:mean=0.3")
     heading(f"faults: frc:load=2, {size * 4e-6:g} MB, 4 nodes, {plain.delays}, {steps} steps")
     columns = {"star": (plain, 2.0), "slices, copies=2": (replace(plain, slices="nodes", copies=2), 4.0)}
