@@ -1,8 +1,9 @@
 """Helper programs of the cluster ``processes``, forked from one that has imported what they import.
 
 Each run on ``processes`` starts one, which imports NumPy and anyk, and PyTorch where modules are trained, and its workers
-import the file of a test whose problem they train, and pytest with it: this takes longer than most of these runs. They are forked with the arguments, descriptors, environment and folder of a program
-that is started; tests of the cluster itself start it.
+import the file of a test whose problem they train, and pytest with it: this takes longer than most of these runs. They
+are forked with the arguments, descriptors, environment and folder of a program that is started; tests of the cluster
+itself start it.
 """
 
 from __future__ import annotations

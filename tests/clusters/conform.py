@@ -1,7 +1,6 @@
-"""Puts Ray, MPI or nodes through the conformance suite and tells what held, a line of JSON a check.
+"""Puts Ray or MPI through the conformance suite and tells what held, a line of JSON a check; run by testing/test_clusters.py.
 
-Run by testing/test_clusters.py. ``python tests/clusters/conform.py ray whole``, and on nodes: every check and strategy,
-of which the tests take a few.
+``python tests/clusters/conform.py ray whole``: every check and strategy on Ray, of which the tests take a few.
 """
 
 from __future__ import annotations
@@ -52,12 +51,6 @@ ON_RAY: dict[Any, tuple[Any, ...]] = {
     check_bad_replies: (),
     check_losses: ((("uncoded:models=2", 2, 4),),),
     check_same_models: (("pasgd:tau=2,clients=2",),),
-}
-# On nodes each run starts a helper program on each of three: all checks, with a strategy for each way that mail goes.
-ON_NODES: dict[Any, tuple[Any, ...]] = dict.fromkeys(CHECKS, ()) | {
-    check_exact_sums: ((("nested:stragglers=1", 4), ("comm-efficient", 4), ("tree:children=2", 6)),),
-    check_losses: ((("uncoded:models=2", 2, 4),),),
-    check_same_models: (("pasgd:tau=2,clients=2", "dpsgd", "compressed:of=(uncoded),by=(top-k:share=0.5)"),),
 }
 
 
@@ -141,8 +134,8 @@ def through_nodes() -> None:
     def make(workers: int, delays: Any) -> Cluster:
         return Nodes(workers, delays=delays)
 
-    for check, fewer in dict.fromkeys(CHECKS, ()).items() if WHOLE else ON_NODES.items():
-        tell(check.__name__, lambda check=check, fewer=fewer: check(make, *fewer))
+    for check in CHECKS:
+        tell(check.__name__, lambda check=check: check(make))
     kill = lambda cluster, worker: os.kill(cluster.pids[worker], signal.SIGKILL)  # noqa: E731
     tell("check_a_lost_worker", lambda: check_a_lost_worker(make, kill))
     tell("by_value", lambda: partitions_by_value(make))

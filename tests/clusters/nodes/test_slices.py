@@ -29,6 +29,7 @@ from anyk.clusters.nodes.session import (
     Show,
     TakeStep,
 )
+from anyk.clusters.nodes.sliced_store import SlicedStore, SlicedVersion
 from anyk.clusters.nodes.slices import Holder, cut, no_slices
 from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.steps import StepPlan
@@ -292,6 +293,21 @@ def test_what_is_released_is_forgotten_and_can_be_handed_over_again() -> None:
     collect(node, 3, np.ones(LAST - FIRST))
     ask_step(node, [3], version=1)
     assert node.told[-1].number == 50 and not node.told[-1].failure
+
+
+def test_only_versions_in_use_are_located_again_when_a_holder_is_lost() -> None:
+    located: list[Any] = []
+    versions = [SlicedVersion(("model", number), {0: {0, 1}}) for number in range(3)]
+    for version in versions:
+        version.offers[0] = {rank: OfferedPart(0, REMOTE, f"node{rank}:1") for rank in (0, 1)}
+        version.choose(0)
+    store: Any = object.__new__(SlicedStore)
+    store._cluster = SimpleNamespace(locate_again=located.append)
+    store._made = {version.key: version for version in versions}
+    store._versions = {versions[1].key: versions[1]}  # the others: released, and not published yet
+    store._on_suspended(0, 0)
+    assert located == [("model", 1)]
+    assert [version.parts[0].address for version in versions] == ["node1:1"] * 3
 
 
 def test_layouts_that_slices_cannot_have_are_named() -> None:

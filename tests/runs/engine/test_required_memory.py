@@ -19,15 +19,13 @@ from anyk.clusters.available import available_addresses
 from anyk.runs.callbacks import Callback
 
 SIZE = 1_000_000
-LESS = 300_000  # where the states of all workers are written at each step
-BESIDES = 200_000  # bytes that do not grow with the model
 
 
-def squares(dtype: str, size: int = SIZE) -> Any:
+def squares(dtype: str) -> Any:
     """``|w - j|^2 / 2`` over samples j; a class that workers get by value."""
 
     class Squares:
-        dimension, samples, sizes, l2, metric, better = size, 4, (1,) * 4, 1e-3, "none", "lower"
+        dimension, samples, sizes, l2, metric, better = SIZE, 4, (1,) * 4, 1e-3, "none", "lower"
 
         def __init__(self) -> None:
             self.dtype = np.dtype(dtype)
@@ -155,7 +153,7 @@ def test_the_states_of_workers_are_foretold(spec: str, vectors: int, checkpoint_
     tracemalloc.start()
     try:
         anyk.train(
-            squares("float32", LESS),
+            squares("float32"),
             spec,
             "processes",
             workers=4,
@@ -168,11 +166,11 @@ def test_the_states_of_workers_are_foretold(spec: str, vectors: int, checkpoint_
         ).close()
     finally:
         tracemalloc.stop()
-    states = 4 * vectors * LESS * 4
+    states = 4 * vectors * SIZE * 4
     most = peak.need.driver + peak.need.optimizer + peak.need.replies  # some replies are saved, too
-    assert 2 * states < peak.most <= most + 1.1 * LESS * 4 + BESIDES
+    assert 2 * states < peak.most <= most + 1.1 * SIZE * 4
     assert peak.need.workers > 2 * states
-    assert 2 * states < peak.shared_at_end <= peak.need.models + peak.need.replies + 2 * states + LESS
+    assert 2 * states < peak.shared_at_end <= peak.need.models + peak.need.replies + 2 * states + SIZE
 
 
 @pytest.mark.slow

@@ -199,7 +199,7 @@ def test_a_damaged_folder_gives_the_same_or_a_sentence(name, corruptible):
     folder = corruptible[name]
     expected = corruption.expectations(folder)
     counts = Counter()
-    for case in corruption.cases(folder, 12, seed=1):
+    for case in corruption.cases(folder, 20, seed=1):
         for command, verdict, sentence in corruption.judge(folder, expected, case):
             assert verdict not in ("silently different", "no sentence"), (command, case, sentence)
             counts[verdict] += 1

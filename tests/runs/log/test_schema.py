@@ -25,7 +25,7 @@ from anyk.cli import main
 from anyk.runs.folder import checkpoints
 from anyk.runs.log.schema import TABLES
 
-EXAMPLES = int(os.environ.get("ANYK_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("ANYK_EXAMPLES", "80"))
 # a page takes two seconds on a busy machine; what hangs is ended, also with many examples
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60 + 5 * EXAMPLES, method="thread")]
 MOST = 64 << 20  # bytes that reading a folder of some kilobytes may take
@@ -37,9 +37,9 @@ fuzz = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 FEWER = {
-    "report": 5,
-    "plan": 4,
-    "resume": 2,
+    "report": 8,
+    "plan": 5,
+    "resume": 3,
     "explain": 2,
 }  # commands that take seconds get a fraction of the examples; all read the same log
 COMMANDS = [

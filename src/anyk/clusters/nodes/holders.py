@@ -205,17 +205,16 @@ class Holders:
         return source.rank == DRIVER or self._cluster.offers_at(source.rank, source.address)
 
     def look(self) -> None:
-        """Leave slices to their other copy whose node gives no sign of life, or lags behind; call this often."""
+        """Leave slices to their other copy whose node gives no sign of life; call this often."""
         if self.copies == 1:
             return
         for slice_number, ranks in self.ranks.items():
             if len(ranks) > 1:
                 silences = {rank: self._cluster.silence(rank) for rank in ranks}
                 last = max(ranks, key=silences.__getitem__)
-                silent = (
-                    math.inf > silences[last] > PATIENCE > min(silences.values())
-                )  # infinity: it has not joined yet
-                if silent and self._has_other(slice_number, last):
+                has_joined = silences[last] < math.inf
+                is_silent = silences[last] > PATIENCE > min(silences.values())
+                if has_joined and is_silent and self._has_other(slice_number, last):
                     self.suspend(slice_number, last)
 
     def suspend_who_lags(self) -> None:

@@ -121,7 +121,12 @@ class SlicedStore(DriverStore):
                 version.ranks[number].discard(rank)
                 if version.offers[number]:
                     version.choose(number)
-                    self._cluster.locate_again(version.key)
+                    self._locate_again(version)
+
+    def _locate_again(self, version: SlicedVersion) -> None:
+        """Tell nodes that a version is read elsewhere, unless nobody needs it yet, or any more."""
+        if version.key in self._versions:
+            self._cluster.locate_again(version.key)
 
     def model(self, slot: str, version: int) -> Vector:
         sliced = self._versions.get((slot, version))
@@ -259,12 +264,11 @@ class SlicedStore(DriverStore):
         needs: list[Key] = [(slot, plan.version)]
         if plan.mix is not None:
             needs += [(term.slot, term.version) for term in plan.mix.models]
-        if plan.compensation is not None:
-            needs += [(slot, stale.version) for stale in plan.compensation]
+        stale = plan.compensation or ()
+        needs += [(slot, each.version) for each in stale]
         self._holders.suspend_who_lags()
         self._bring_back()
         self._locate(needs)
-        stale = plan.compensation or ()
         keep = [self._content(message) for message in (*plan.messages, *(each.message for each in stale))]
         numbered = self._numbered(plan)
         factor = self._factor(numbered, needs, optimizer, keep)
@@ -273,17 +277,14 @@ class SlicedStore(DriverStore):
         answers = self._holders.ask(
             lambda run, number, of: TakeStep(run, number, of, numbered, needs, factor, renewed),
             keep=keep,
-            late=partial(self._note_offer, version),
+            late=partial(self._note_offers, [version]),
         )
         for number, (rank, done) in answers.items():
-            self._note_offer(version, number, rank, done)
+            self._note_offers([version], number, rank, done)
         return version, sum(done.digest for _, done in answers.values()) & keyed.POSITIVE
 
-    def _note_offer(self, version: SlicedVersion, number: int, rank: int, done: Done) -> None:
-        """Note a node that offers a slice of a version."""
-        self._note_offers([version], number, rank, done)
-
     def _note_offers(self, versions: Sequence[SlicedVersion], number: int, rank: int, done: Done) -> None:
+        """Note a node that offers a slice of some versions."""
         start, end = self._holders.bytes_at(number)
         if len(done.offered) != len(versions):
             raise RunFailed(f"node {rank} offers {len(done.offered)} slices of {len(versions)} models")
@@ -291,7 +292,7 @@ class SlicedStore(DriverStore):
             _check_offered(rank, offered, end - start, most=end - start)
             version.offers[number][rank] = OfferedPart(start, offered, self._cluster.address_of(rank))
             if version.choose(number):
-                self._cluster.locate_again(version.key)
+                self._locate_again(version)
 
     def _bring_back(self) -> None:
         """Make nodes up to date that can hold slices again: with the state of the other copy, before its next step."""
