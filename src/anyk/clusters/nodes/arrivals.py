@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from anyk.base.arrays import Array, DType
+from anyk.clusters.contract import Report
 from anyk.clusters.nodes.session import Told
 from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
+from anyk.clusters.remote.channel import FAILED
 from anyk.clusters.remote.wire import vector_type
 
 if TYPE_CHECKING:
@@ -28,6 +30,11 @@ class Announced:
         assert told.offered is not None
         self.offered: Offered = told.offered
         self.rank, self.address, self.free = rank, address, free
+
+    def outcome(self, failure: str) -> Report:
+        """Return the worker's report, or for a message that could not be brought that of its failure."""
+        report = self.report
+        return Report(FAILED, report.task, report.chunk, sent=report.sent, text=failure) if failure else report
 
 
 def announced_vector(told: Told, most: int) -> tuple[DType, int]:

@@ -22,7 +22,7 @@ import numpy as np
 from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import SUPERVISED, BadInput, RunFailed, StateLost
 from anyk.base.specs import show_spec
-from anyk.clusters.contract import PINNED, Envelope, Key, Report
+from anyk.clusters.contract import PINNED, Envelope, Key
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
@@ -54,7 +54,7 @@ from anyk.clusters.nodes.slices import COMPRESSED, check_slices, cut, not_in_sli
 from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.processes import shared_modules
-from anyk.clusters.remote.channel import FAILED, REPLY
+from anyk.clusters.remote.channel import REPLY
 from anyk.clusters.remote.handles import Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.shipping import parcels
@@ -644,10 +644,7 @@ class Nodes(Networked[NodeHandle]):
 
     def _enter(self, message: Announced, content: Any, failure: str) -> None:
         """Note the arrival of a message, or why it has failed."""
-        report = message.report
-        if failure:
-            report = Report(FAILED, report.task, report.chunk, sent=report.sent, text=failure)
-        self.news.append(self.notice(message.worker, message.incarnation, report, content))
+        self.news.append(self.notice(message.worker, message.incarnation, message.outcome(failure), content))
 
     def on_read(self, number: int, complete: bool) -> None:
         """Take in the end of a read."""

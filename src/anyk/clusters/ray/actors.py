@@ -32,7 +32,6 @@ from anyk.clusters.ray.actor import Actor, unpack_announced
 from anyk.clusters.ray.answers import Unanswered, answer, leave_errors_closed
 from anyk.clusters.ray.connection import knock, loopback, machine_of, machines_drained, one_line, ray_module, read_token
 from anyk.clusters.ray.slices import HolderActors, ObjectSlices, Stored
-from anyk.clusters.remote.channel import FAILED
 from anyk.clusters.remote.handles import Departure, Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.remote_store import RemoteStore
@@ -505,10 +504,7 @@ class Ray(Networked[_ActorHandle]):
 
     def _enter(self, message: Announced, content: Any, failure: str) -> None:
         """Note the arrival of a message, or why it has failed."""
-        report = message.report
-        if failure:
-            report = Report(FAILED, report.task, report.chunk, sent=report.sent, text=failure)
-        self.news.append(self.notice(message.worker, message.incarnation, report, content))
+        self.news.append(self.notice(message.worker, message.incarnation, message.outcome(failure), content))
 
     def _message_collected(self, number: int, failure: str) -> None:
         self._arrivals.finished(number, failure)
