@@ -76,7 +76,13 @@ def measure(run: int, number: int, of: int) -> Measure:
 def test_each_slice_is_held_by_its_node_and_the_next() -> None:
     _, holders = made()
     assert holders.ranks == {0: [0, 1], 1: [1, 2], 2: [2, 0]}
-    assert [sorted(holders.held_by(rank)) for rank in range(3)] == [[0, 2], [0, 1], [1, 2]]
+    assert [list(holders.held_by(rank)) for rank in range(3)] == [[0, 2], [1, 0], [2, 1]], (
+        "first what others read there"
+    )
+    assert holders.readable() == {0: [0, 1], 1: [1, 2], 2: [2, 0]}
+    holders.ranks[2] = [0, 2]  # node 2 was away
+    assert holders.readable()[2] == [2, 0]
+    holders.ranks[2] = [2, 0]
     assert made(copies=1)[1].ranks == {0: [0], 1: [1], 2: [2]}
 
 
@@ -187,7 +193,7 @@ def test_a_further_source_is_told_to_those_who_lack_a_slice() -> None:
     cluster, holders = made()
     message = collect(holders, rank=1)
     assert [(rank, order.slice, order.first) for rank, order in cluster.told] == [
-        (0, 0, 0), (1, 0, 0), (1, 1, PIECE), (2, 1, PIECE), (2, 2, 2 * PIECE), (0, 2, 2 * PIECE),
+        (0, 0, 0), (1, 1, PIECE), (2, 2, 2 * PIECE), (1, 0, 0), (2, 1, PIECE), (0, 2, 2 * PIECE),
     ]  # fmt: skip
     assert all(isinstance(order, Collect) for _, order in cluster.told)
     cluster.told.clear()
@@ -196,7 +202,7 @@ def test_a_further_source_is_told_to_those_who_lack_a_slice() -> None:
         rank=2, address="node2:1", worker=5, offered=OFFERED._replace(key=b"other"), free=lambda: None
     )
     holders.also(message.number, message, announced)
-    assert [(rank, order.slice) for rank, order in cluster.told] == [(0, 0), (1, 0), (1, 1), (2, 2), (0, 2)]
+    assert [(rank, order.slice) for rank, order in cluster.told] == [(0, 0), (1, 1), (2, 2), (1, 0), (0, 2)]
     assert all(isinstance(order, CollectAlso) and order.address == "node2:1" for _, order in cluster.told)
     holders.on_done(0, Done(1, message.number, 0, key=b"other"))
     holders.on_done(1, Done(1, message.number, 0, key=b"key"))

@@ -90,8 +90,16 @@ class Holders:
         self._pauses: dict[int, tuple[float, float]] = {}  # by rank: until when, and how long the next one is
 
     def held_by(self, rank: int) -> dict[int, tuple[int, int]]:
-        """Return the coordinates of the slices that a node may hold."""
-        return {number: own for number, own in self.slices.items() if rank in self._homes[number]}
+        """Return the coordinates of the slices that a node may hold, first the one that is read from it."""
+        return {number: self.slices[number] for number, home in self._homes_in_turn() if home == rank}
+
+    def readable(self) -> dict[int, list[int]]:
+        """Return who holds each slice now, first the node that others are to read it from: that of its number."""
+        return {number: [rank for rank in homes if rank in self.ranks[number]] for number, homes in self._homes.items()}
+
+    def _homes_in_turn(self) -> list[tuple[int, int]]:
+        """Return slices and who may hold them: first those from whom others are to read them."""
+        return [(number, homes[copy]) for copy in range(self.copies) for number, homes in self._homes.items()]
 
     def bytes_at(self, slice_number: int) -> tuple[int, int]:
         """Return the first byte of a slice in a vector, and the one after its last."""
@@ -129,7 +137,8 @@ class Holders:
         return question.answers.get(slice_number, (rank, None))[1]
 
     def _pairs(self) -> list[tuple[int, int]]:
-        return [(number, rank) for number, ranks in self.ranks.items() for rank in ranks]
+        """Return slices and who holds them now, first what others wait for."""
+        return [(number, rank) for number, rank in self._homes_in_turn() if rank in self.ranks[number]]
 
     def _begin(
         self,

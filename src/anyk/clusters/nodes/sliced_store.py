@@ -30,11 +30,13 @@ from anyk.optimizers import Clip, Optimizer, unclipped
 class SlicedVersion(Elsewhere):
     """A version whose slices are written by steps of those who hold them, and offered by them.
 
-    ``ranks``: by slice, those of the nodes that have it, or are about to write it.
+    ``ranks``: by slice, those of the nodes that have it, or are about to write it, first the one that others are to
+    read it from.
     """
 
-    def __init__(self, key: Key, ranks: dict[int, set[int]]) -> None:
+    def __init__(self, key: Key, ranks: dict[int, list[int]]) -> None:
         self.key, self.ranks = key, ranks
+        self.is_located = False  # whether others have been told where they read it
         self.offers: dict[int, dict[int, OfferedPart]] = {number: {} for number in ranks}  # by slice and rank
         self.chosen: dict[int, int] = {}  # by slice, the rank from which others read it
         self.whole: Vector | None = None  # once the driver has read it
@@ -52,8 +54,8 @@ class SlicedVersion(Elsewhere):
     def choose(self, number: int) -> bool:
         """Choose from where a slice is read, unless it can stay; return whether it is read elsewhere from now on."""
         before, offers = self.chosen.get(number), self.offers[number]
-        if before is None or before not in self.ranks[number]:
-            fit = [rank for rank in offers if rank in self.ranks[number]]
+        if not self.is_located or before not in self.ranks[number]:
+            fit = [rank for rank in self.ranks[number] if rank in offers]
             self.chosen[number] = (fit or list(offers))[0]
         return before not in (None, self.chosen[number])
 
@@ -86,6 +88,7 @@ class SlicedStore(DriverStore):
             super().publish(slot, version, w)
             return
         self._versions[slot, version] = w
+        w.is_located = True
         self._locate([(slot, version)])
 
     def release(self, slot: str, version: int) -> None:
@@ -118,7 +121,7 @@ class SlicedStore(DriverStore):
         """Have a slice read elsewhere that a node does not hold any more."""
         for version in list(self._made.values()):
             if rank in version.ranks[number]:
-                version.ranks[number].discard(rank)
+                version.ranks[number].remove(rank)
                 if version.offers[number]:
                     version.choose(number)
                     self._locate_again(version)
@@ -272,7 +275,7 @@ class SlicedStore(DriverStore):
         keep = [self._content(message) for message in (*plan.messages, *(each.message for each in stale))]
         numbered = self._numbered(plan)
         factor = self._factor(numbered, needs, optimizer, keep)
-        version = SlicedVersion((slot, plan.version + 1), {n: set(ranks) for n, ranks in self._holders.ranks.items()})
+        version = SlicedVersion((slot, plan.version + 1), self._holders.readable())
         self._made[version.key] = version
         answers = self._holders.ask(
             lambda run, number, of: TakeStep(run, number, of, numbered, needs, factor, renewed),
@@ -315,7 +318,7 @@ class SlicedStore(DriverStore):
             return False
         versions = [self._versions[key] for key in self._sliced_in_use(slot)]
         for each in versions:
-            each.ranks[number].add(rank)
+            each.ranks[number].append(rank)
         self._note_offers(versions, number, rank, done)
         return True
 
