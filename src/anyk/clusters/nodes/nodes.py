@@ -397,7 +397,7 @@ class Nodes(Networked[NodeHandle]):
             raise BadInput("copies=2 needs workers on two nodes at least")
         cuts = cut(messages.partitions.dimension, messages.dtype.itemsize, len(self._used))
         self._holders = Holders(self, cuts, messages.dtype, self.copies)
-        self.arrivals = Arrivals(self._holders, self._enter)
+        self.arrivals = Arrivals(self._holders.messages, self._enter)
         return SlicedStore(messages, self, self._holders)
 
     def ship(self, partitions: Partitions) -> None:
@@ -428,7 +428,7 @@ class Nodes(Networked[NodeHandle]):
                 assignment=self.assignment,
                 imports=shared_modules(buffers),
                 data=data,
-                holds={} if self._holders is None else self._holders.held_by(rank),
+                holds={} if self._holders is None else self._holders.placement.at(rank),
             )
         self._data = [offered.key for offered in offers.values()]
         hub.open = self

@@ -147,7 +147,10 @@ def held_sizes(size: float, nodes: int, itemsize: int = 4, copies: int = 1) -> F
     [4.54, 5.0, 5.0, 4.54]
     """
     slices = slice_sizes(size, nodes, itemsize)
-    return np.sum([np.roll(slices, copy) for copy in range(copies)], axis=0)
+    held = np.zeros(nodes)
+    for copy in range(copies):
+        held += np.roll(slices, copy)
+    return held
 
 
 def spread_seconds(
