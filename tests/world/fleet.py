@@ -27,6 +27,7 @@ from anyk.clusters.nodes import (
     site,
     sliced_messages,
     slices,
+    sockets,
     vectors,
     wire,
 )
@@ -480,7 +481,8 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
     replaced: list[tuple[Any, dict[str, Any]]] = [
         (carrier, {"zmq": zmq, "os": os, "time": time, "secrets": secrets, "versions": versions,
                    "encode": lambda key: key, "traceback": SimpleNamespace(print_exc=crashed),
-                   "socket": SimpleNamespace(create_connection=fleet.create_connection),
+                   "socket": SimpleNamespace(create_connection=fleet.create_connection)}),
+        (sockets, {"zmq": zmq, "time": time,
                    "parse_monitor_message": lambda frames: {"event": int.from_bytes(frames[0], "little"), "value": 0}}),
         (agent, {"zmq": zmq, "os": os, "time": time, "versions": versions, "readable": readable, "sys": system,
                  "threading": threading, "signal": signals, "say": say, "machine": lambda: fleet.host(kernel.current)}),

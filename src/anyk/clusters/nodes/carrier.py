@@ -24,11 +24,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 from zmq.utils.z85 import encode
 
 from anyk.base.errors import BadInput
-from anyk.clusters.nodes.door import HANDSHAKE, Door, DoorEvent
 from anyk.clusters.nodes.session import (
     BEAT,
     Answer,
@@ -41,26 +39,18 @@ from anyk.clusters.nodes.session import (
     from_node,
 )
 from anyk.clusters.nodes.site import SiteEntry, difference, versions
+from anyk.clusters.nodes.sockets import Sockets, at
 from anyk.clusters.nodes.wire import ByteSource, Frames, Offered, Offers, Reads, digests_of
 
 _TICK = 200  # milliseconds between two looks at what is late
 _PROBE = 0.5  # seconds that a system may take to accept a connection
-_ZAP = "inproc://zeromq.zap.01"  # where libzmq asks whether to admit a key (RFC 27)
 _OVER = b"over"  # what the driver answers a life that it has taken for dead
 _TAKEN = b"taken"  # and one whose rank another program has
-_LARGEST, _LONGEST_REQUEST = 1 << 26, 1 << 16  # bytes of a message that a stranger may have this process store
+_LONGEST_REQUEST = 1 << 16  # bytes that a stranger may have this process store
 NOT_ADMITTED = "the driver did not admit this node: see its message there"
 STARTED_AGAIN = "its program was started again"
 _MOST_STRANGERS = 100  # of whom the program is told at once
 RANK_TAKEN = "another program with the same RANK is a node of this job"
-_EVENTS: dict[int, DoorEvent] = {
-    zmq.EVENT_ACCEPTED: "accepted",
-    zmq.EVENT_HANDSHAKE_SUCCEEDED: "over",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "over",  # of which the gate has told
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "silent",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "refused",
-    zmq.EVENT_DISCONNECTED: "ended",
-}
 
 
 class NodeJoined(NamedTuple):
@@ -109,15 +99,6 @@ class Refused(NamedTuple):
 News = NodeJoined | Heard | Taken | Gone | ReadFinished | Refused
 
 
-def at(host: str, port: int) -> str:
-    """Return an address as ``host:port``.
-
-    >>> at("::1", 5)
-    '[::1]:5'
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def is_address(text: str) -> bool:
     """Return whether a text is an address as :func:`at` returns it.
 
@@ -137,8 +118,7 @@ class Carrier(threading.Thread):
 
     def __init__(self, host: str, port: int = 0) -> None:
         super().__init__(daemon=True)
-        self._context = zmq.Context()
-        self._readers: dict[zmq.Socket[bytes], Callable[[], None]] = {}  # what to do if a socket can be read
+        self.sockets = Sockets()
         self._news: deque[News] = deque()
         self._strangers: set[Refused] = set()  # of whom the program has not read
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -149,13 +129,12 @@ class Carrier(threading.Thread):
         self.ended = False
         self._beat_at = 0.0
         self._sources: dict[str, zmq.Socket[bytes]] = {}
-        self._monitors: dict[zmq.Socket[bytes], zmq.Socket[bytes]] = {}
-        self._bytes = self.socket(zmq.ROUTER, most=_LONGEST_REQUEST)
-        self.address = at(host, self.bind(self._bytes, host, port))
-        self.guard(self._bytes, self.address)
+        self._bytes = self.sockets.new(zmq.ROUTER, most=_LONGEST_REQUEST)
+        self.address = at(host, self.sockets.bind(self._bytes, host, port))
+        self.sockets.guard(self._bytes, self.address, self._tell_of_stranger)
         self.offers = Offers(self._answer)
         self.reads = Reads(self._request, lambda *end: self.tell_program(ReadFinished(*end)), time.monotonic)
-        self.listen(self._bytes, self._on_request)
+        self.sockets.listen(self._bytes, self._on_request)
 
     # ------------------------------------------------------------------------------------------- for the program
 
@@ -167,7 +146,7 @@ class Carrier(threading.Thread):
 
     def report(self, sentence: str) -> None:
         """Tell the program of a stranger; any thread may call this."""
-        self.do(lambda: self.tell_program(Refused(sentence)))
+        self.do(lambda: self._tell_of_stranger(sentence))
 
     def news(self) -> list[News]:
         """Return what has happened since the last call."""
@@ -238,19 +217,12 @@ class Carrier(threading.Thread):
         except Exception as error:  # a bug of anyk: the program must not wait for ever
             traceback.print_exc()
             self.tell_program(Gone(b"", f"{type(error).__name__}: {error}"))
-        self._context.destroy(linger=0)
+        self.sockets.close_all()
 
     def _serve(self) -> None:
         while not self.ended:
-            poller = zmq.Poller()
-            for reader in (*self._readers, self._wake):
-                poller.register(reader, zmq.POLLIN)
-            for ready, _ in poller.poll(_TICK):
-                if ready == self._wake:
-                    self._carry_out()
-                elif (read := self._readers.get(ready)) is not None:
-                    with contextlib.suppress(zmq.ZMQError):  # another reader may have closed it
-                        read()
+            if self.sockets.read(_TICK, also=self._wake):
+                self._carry_out()
             self.reads.look()
             self.look()
             if (now := time.monotonic()) >= self._beat_at:
@@ -284,65 +256,15 @@ class Carrier(threading.Thread):
         with contextlib.suppress(BlockingIOError):
             os.write(self._ring, b"!")
 
-    def socket(self, kind: int, most: int = _LARGEST) -> zmq.Socket[bytes]:
-        """Return a socket that notices within seconds that its connection is lost, and opens it again.
-
-        ``most``: bytes of a message; whoever sends longer ones is disconnected.
-        """
-        made = self._context.socket(kind)
-        made.linger = 0
-        made.setsockopt(zmq.MAXMSGSIZE, most)
-        made.ipv6 = True
-        made.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4000)
-        made.setsockopt(zmq.RECONNECT_IVL, 100)
-        made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        made.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
-        made.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HANDSHAKE))
-        return made
-
-    def bind(self, made: zmq.Socket[bytes], host: str, port: int) -> int:
-        """Have a socket listen at one address of this machine; return its port, any free one for 0."""
-        try:
-            made.bind(f"tcp://{at(host, port) if port else at(host, 0).replace(':0', ':*')}")
-        except zmq.ZMQError as error:
-            raise BadInput(f"cluster 'nodes' cannot listen at {at(host, port)}: {error.strerror}") from None
-        return int(made.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-
-    def listen(self, made: zmq.Socket[bytes], on: Callable[[list[Any]], None]) -> None:
-        """Pass each message of a socket to a function."""
-
-        def read() -> None:
-            with contextlib.suppress(zmq.Again):
-                while True:
-                    on(made.recv_multipart(zmq.NOBLOCK, copy=False))
-
-        self._readers[made] = read
-
-    def watch(self, made: zmq.Socket[bytes], on: Callable[[int], None]) -> None:
-        """Pass the events of a socket's connection to a function."""
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        monitor = self._monitors[made] = made.get_monitor_socket(events)
-        self.listen(monitor, lambda frames: on(parse_monitor_message([frame.bytes for frame in frames])["event"]))
-
-    def guard(self, made: zmq.Socket[bytes], address: str) -> None:
-        """Tell the program of strangers who connect to a listening socket."""
-        door = Door(address, lambda sentence: self.tell_program(Refused(sentence)), time.monotonic)
-        monitor = self._monitors[made] = made.get_monitor_socket(sum(_EVENTS))
-
-        def look(frames: list[Any]) -> None:
-            happened = parse_monitor_message([frame.bytes for frame in frames])
-            if (event := _EVENTS.get(int(happened["event"]))) is not None:
-                door.happened(event, int(happened["value"]))
-
-        self.listen(monitor, look)
+    def _tell_of_stranger(self, sentence: str) -> None:
+        self.tell_program(Refused(sentence))
 
     # ------------------------------------------------------------------------------------------- bytes
 
     def _on_request(self, frames: list[Any]) -> None:
         who, *request = [frame.bytes for frame in frames]
         if not self.offers.asked(who, request):
-            self.tell_program(Refused(f"somebody sent {self.address} what no node of this job sends; it was ignored"))
+            self._tell_of_stranger(f"somebody sent {self.address} what no node of this job sends; it was ignored")
 
     def _answer(self, who: bytes, frames: Frames) -> None:
         with contextlib.suppress(zmq.ZMQError):
@@ -355,7 +277,7 @@ class Carrier(threading.Thread):
     def _connect_sources(self) -> None:
         """Connect to the processes that reads have come to need; a read waits until they are connected."""
         for address in self.reads.addresses - self._sources.keys():
-            made = self._sources[address] = self.socket(zmq.DEALER)
+            made = self._sources[address] = self.sockets.new(zmq.DEALER)
 
             def on(event: int, address: str = address) -> None:
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -366,28 +288,20 @@ class Carrier(threading.Thread):
             def arrived(frames: list[Any], address: str = address) -> None:
                 self.reads.arrived(address, [frame.buffer for frame in frames])
 
-            self.watch(made, on)
-            self.listen(made, arrived)
+            self.sockets.watch(made, on)
+            self.sockets.listen(made, arrived)
             made.connect(f"tcp://{address}")
 
     def _close_idle(self) -> None:
         """Close the connections to processes that no read needs any more."""
         for address in self._sources.keys() - self.reads.addresses - self.living():
-            self.close_socket(self._sources.pop(address))
+            self.sockets.close(self._sources.pop(address))
             self.reads.disconnected(address)
             self.reads.forget(address)
 
     def living(self) -> set[str]:
         """Return the addresses of processes that are likely to be read from again."""
         return set(self._sources)
-
-    def close_socket(self, made: zmq.Socket[bytes]) -> None:
-        """Close a socket, and what watches it."""
-        monitor = self._monitors.pop(made)
-        made.disable_monitor()
-        for each in (made, monitor):
-            del self._readers[each]
-            each.close()
 
     def probe(self, address: str, on: Callable[[Answer], None]) -> None:
         """Try to connect to a process, and have the thread pass on the answer."""
@@ -437,19 +351,17 @@ class DriverCarrier(Carrier):
         self._nodes: dict[bytes, _Node] = {}
         self._over: dict[bytes, bytes] = {}  # what lives hear that were taken for dead, or turned away
         self._admitted: dict[bytes, int] = {}  # ranks, by lives
-        self._gate = self._context.socket(zmq.REP)
-        self._gate.linger = 0
-        self._gate.bind(_ZAP)
-        self.listen(self._gate, self._on_key)
-        self._control = self.socket(zmq.ROUTER)
+        self._gate = self.sockets.new_gate()
+        self.sockets.listen(self._gate, self._on_key)
+        self._control = self.sockets.new(zmq.ROUTER)
         public, secret = zmq.curve_keypair()
         self._control.curve_server = True
         self._control.curve_secretkey = secret
         self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._control.setsockopt(zmq.ROUTER_HANDOVER, 1)  # of a node's connection that was opened again
-        self.key, self.port = public.decode(), self.bind(self._control, host, port)
-        self.guard(self._control, at(host, self.port))
-        self.listen(self._control, self._on_frame)
+        self.key, self.port = public.decode(), self.sockets.bind(self._control, host, port)
+        self.sockets.guard(self._control, at(host, self.port), self._tell_of_stranger)
+        self.sockets.listen(self._control, self._on_frame)
 
     def tell(self, life: bytes, message: ToNode) -> None:
         """Send a node a message, each once and in order, unless it has died."""
@@ -581,7 +493,7 @@ class NodeCarrier(Carrier):
         super().__init__(host, port)
         self.driver = driver.life.encode()
         self._driver_at = at(driver.host, driver.port)
-        self._control = self.socket(zmq.DEALER)
+        self._control = self.sockets.new(zmq.DEALER)
         self._control.curve_serverkey = driver.key.encode()
         self._control.curve_publickey, self._control.curve_secretkey = keys
         self._control.setsockopt(zmq.IDENTITY, life.encode())
@@ -589,8 +501,8 @@ class NodeCarrier(Carrier):
         self._watch = NodeWatch(time.monotonic)
         self._left = False
         self.was_heard = False
-        self.listen(self._control, self._on_frame)
-        self.watch(self._control, self._on_event)
+        self.sockets.listen(self._control, self._on_frame)
+        self.sockets.watch(self._control, self._on_event)
         self._control.connect(f"tcp://{self._driver_at}")
 
     def tell(self, message: ToDriver) -> None:
