@@ -67,8 +67,8 @@ Answers = dict[int, tuple[int, Done]]  # by slice: who answered first, and what
 class Holders:
     """Asks the nodes that hold slices, and has them collect messages.
 
-    Each slice is held by as many nodes as there are ``copies``, which carry out the same orders: that of its number and
-    the one that follows. Whichever answers first is taken. One that gives no sign of life, or lags behind, holds its
+    Each slice is held by as many of the nodes ``ranks`` as there are ``copies``, which carry out the same orders: the
+    one at the place of its number and the one that follows. Whichever answers first is taken. One that gives no sign of life, or lags behind, holds its
     slices no more until it is made up to date (:meth:`returning`). ``suspended`` is told who holds a slice no more.
     """
 
@@ -78,10 +78,14 @@ class Holders:
         slices: Sequence[tuple[int, int]],
         dtype: DType,
         copies: int,
+        ranks: Sequence[int] = (),
     ) -> None:
         self._cluster, self._dtype, self.copies, self.dimension = cluster, dtype, copies, slices[-1][1]
         self.slices = {number: own for number, own in enumerate(slices) if own[0] < own[1]}
-        self._homes = {number: [(number + copy) % len(slices) for copy in range(copies)] for number in self.slices}
+        ranks = ranks or range(len(slices))
+        self._homes = {
+            number: [ranks[(number + copy) % len(ranks)] for copy in range(copies)] for number in self.slices
+        }
         self.ranks = {number: list(homes) for number, homes in self._homes.items()}  # who holds a slice now
         self.suspended: Callable[[int, int], None] = lambda slice_number, rank: None
         self._number = 0
