@@ -670,6 +670,16 @@ MEASURED = {
 }
 
 
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+def leave(*_: object) -> None:
+    """Leave the blocks that end machines; a second signal, as ``timeout`` sends, must not interrupt that."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(1)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("rows", nargs="*", metavar="ROWS", help=f"of {', '.join(MEASURED)}; all by default")
@@ -681,8 +691,8 @@ def main() -> None:
     asked = options.parse_args()
     if unknown := [row for row in asked.rows if row not in MEASURED]:
         options.error(f"no rows {unknown}; there are {', '.join(MEASURED)}")
-    for number in (signal.SIGTERM, signal.SIGINT):  # also where the latter is ignored, as in the background of a script
-        signal.signal(number, lambda *_: sys.exit(1))  # leaves the blocks that end machines
+    for number in ENDING:  # also where the latter is ignored, as in the background of a script
+        signal.signal(number, leave)
     for row in asked.rows or MEASURED:
         MEASURED[row](asked)
 

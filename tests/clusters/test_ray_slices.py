@@ -22,8 +22,9 @@ from anyk.cli.options import TrainingOptions
 from anyk.clusters import Ray
 from anyk.clusters.contract import Report
 from anyk.clusters.nodes.arrivals import Announced
-from anyk.clusters.nodes.holders import DRIVER, Holders, MessageSource
+from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.session import NOT_INTACT, Measure, Told
+from anyk.clusters.nodes.sliced_messages import DRIVER, MessageSource
 from anyk.clusters.nodes.wire import Offered, bytes_of, digests_of
 from anyk.clusters.ray import holder, slices
 from anyk.clusters.ray.actor import Actor, RayWorker, joined, unpack_announced
@@ -99,7 +100,7 @@ class Driver:
         """A further replica of a message."""
         told = Told(1, source.worker, 0, Report(REPLY, 0), None, source.offered)
         announced = Announced(told, rank=DRIVER, address=source.address, free=lambda: None)
-        self.holders.also(message.number, message, announced)
+        self.holders.messages.also(message.number, message, announced)
 
 
 @pytest.fixture
@@ -116,18 +117,18 @@ def vector() -> Any:
 @pytest.mark.parametrize("wrong", ["lost", "other numbers"])
 def test_a_slice_comes_from_the_next_replica(driver: Driver, vector: Any, wrong: str) -> None:
     broken: Any = {"lost": True} if wrong == "lost" else {"sent": vector + 1}
-    message = driver.holders.collect(F4, SIZE, driver.source(3, vector, **broken), lambda: None)
+    message = driver.holders.messages.collect(F4, SIZE, driver.source(3, vector, **broken), lambda: None)
     driver.also(message, driver.source(5, vector))
     driver.poll()  # both holders have failed with the first
     driver.poll()
     assert driver.over == [(message.number, "")] and message.givers == {0: 5, 1: 5}
-    squares = driver.holders.squared_norm([(message, 2.0)])
+    squares = driver.holders.questions.squared_norm([(message, 2.0)])
     assert squares == pytest.approx(4 * float(np.sum(vector.astype(float) ** 2)))
 
 
 @pytest.mark.in_process
 def test_a_message_without_a_good_replica_has_failed(driver: Driver, vector: Any) -> None:
-    message = driver.holders.collect(F4, SIZE, driver.source(3, vector, lost=True), lambda: None)
+    message = driver.holders.messages.collect(F4, SIZE, driver.source(3, vector, lost=True), lambda: None)
     driver.also(message, driver.source(5, vector, sent=-vector))
     for _ in range(3):
         driver.poll()
@@ -137,7 +138,7 @@ def test_a_message_without_a_good_replica_has_failed(driver: Driver, vector: Any
 @pytest.mark.in_process
 def test_numbers_that_are_not_finite_are_not_used(driver: Driver, vector: Any) -> None:
     vector[-1] = np.nan
-    message = driver.holders.collect(F4, SIZE, driver.source(3, vector), lambda: None)
+    message = driver.holders.messages.collect(F4, SIZE, driver.source(3, vector), lambda: None)
     driver.poll()
     assert driver.over == [(message.number, "not finite")]
 
@@ -149,7 +150,7 @@ def test_a_slow_replica_does_not_hold_up_the_others(
     now = [100.0]
     monkeypatch.setattr(slices, "time", SimpleNamespace(monotonic=lambda: now[0]))
     driver.remotes[1].deaf = True
-    message = driver.holders.collect(F4, SIZE, driver.source(3, vector), lambda: None)
+    message = driver.holders.messages.collect(F4, SIZE, driver.source(3, vector), lambda: None)
     driver.also(message, driver.source(5, vector))
     driver.poll()
     driver.remotes[1].deaf = False
@@ -162,13 +163,13 @@ def test_a_slow_replica_does_not_hold_up_the_others(
     held = driver.remotes[1].instance._holder
     number = message.number
     del message  # while the first call has not returned
-    driver.holders.ask(lambda run, number, of: Measure(run, number, of, []))
+    driver.holders.questions.ask(lambda run, number, of: Measure(run, number, of, []))
     assert held.has(number) and (number, 1) in driver.actors._collecting
     driver.actors.drop_slice(1, 99)  # one that it does not have
     slow = next(call for call in driver.actors.calls)
     slow.value = driver.remotes[1].instance.collect(pickle.dumps(driver.actors.calls[slow].order), [Object(None)], 0)
     driver.poll()
-    driver.holders.ask(lambda run, number, of: Measure(run, number, of, []))
+    driver.holders.questions.ask(lambda run, number, of: Measure(run, number, of, []))
     assert not held.has(number) and not driver.actors._collecting
 
 
@@ -188,7 +189,7 @@ def test_the_driver_reads_whole_vectors_from_their_slices(driver: Driver, vector
 def test_a_dead_holder_ends_the_run(driver: Driver) -> None:
     driver.remotes[1].dead = True
     with pytest.raises(StateLost, match=r"Ray's node b was lost with its slice of the model \(it was lost\); resume"):
-        driver.holders.ask(lambda run, number, of: Measure(run, number, of, []))
+        driver.holders.questions.ask(lambda run, number, of: Measure(run, number, of, []))
 
 
 @pytest.mark.in_process
@@ -196,7 +197,7 @@ def test_a_dead_holder_ends_the_run(driver: Driver) -> None:
 def test_what_no_holder_sends_is_refused(driver: Driver, answer: bytes) -> None:
     driver.remotes[0].instance = SimpleNamespace(carry_out=lambda *arguments: (answer, b""))
     with pytest.raises(anyk.RunFailed, match="the holder of slice 0 sent what no holder sends"):
-        driver.holders.ask(lambda run, number, of: Measure(run, number, of, []))
+        driver.holders.questions.ask(lambda run, number, of: Measure(run, number, of, []))
 
 
 @pytest.mark.in_process

@@ -17,7 +17,19 @@ import msgspec
 import zmq as real_zmq
 
 from anyk.base.errors import BadInput
-from anyk.clusters.nodes import agent, arrivals, carrier, door, holders, nodes, site, slices, vectors, wire
+from anyk.clusters.nodes import (
+    agent,
+    arrivals,
+    carrier,
+    door,
+    holders,
+    nodes,
+    site,
+    sliced_messages,
+    slices,
+    vectors,
+    wire,
+)
 
 from . import fake_zmq
 from .broken import Broken
@@ -482,8 +494,9 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
         (arrivals, {"PIECE": fleet.pieces}),
         (wire, {"PIECE": fleet.pieces}),
         (slices, {"PIECE": fleet.pieces}),
-        (holders, {"time": time,
-                   "weakref": SimpleNamespace(finalize=finalize, WeakValueDictionary=weakref.WeakValueDictionary)}),
+        (holders, {"time": time}),
+        (sliced_messages,
+         {"weakref": SimpleNamespace(finalize=finalize, WeakValueDictionary=weakref.WeakValueDictionary)}),
         (carrier.Carrier, {"start": start, "join": join, "is_alive": lambda own: not threads[own].ended}),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:

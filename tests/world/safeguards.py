@@ -14,7 +14,18 @@ from unittest import mock
 
 from anyk.base import regular_files
 from anyk.clusters import store
-from anyk.clusters.nodes import agent, arrivals, carrier, holders, nodes, session, site, sliced_store, wire
+from anyk.clusters.nodes import (
+    agent,
+    arrivals,
+    carrier,
+    holders,
+    nodes,
+    session,
+    site,
+    sliced_messages,
+    sliced_store,
+    wire,
+)
 from anyk.clusters.processes import memory, processes, shared_store
 from anyk.clusters.remote import networked, remote
 from anyk.runs import saving
@@ -278,7 +289,7 @@ ON_NODES = (
     ),
     Safeguard(
         "keeping a message whose slices are in use",
-        (Edit(holders, holders.Holders, "entered", '"""Do nothing', 'message.free()\n    """Do nothing'),),
+        (Edit(sliced_messages, sliced_messages.SlicedMessages, "entered", '"""Do', 'message.free()\n    """Do'),),
         ("progress", "messages", "models", "crash"),
         ("frc:load=2", "k-sync:k=3", "uncoded"),
         cluster="nodes",
@@ -314,7 +325,7 @@ ON_NODES = (
     ),
     Safeguard(
         "handing messages to a node that holds a slice again",
-        (Edit(holders, holders.Holders, "resume", "self._have_collect(message, slice_number, rank)", "pass"),),
+        (Edit(holders, holders.Holders, "resume", "self.messages.hand_over(slice_number, rank)", "pass"),),
         ("progress",),
         ("k-sync:k=3", "async", "uncoded:wait=3,snapshot=3"),
         ("kill node",),

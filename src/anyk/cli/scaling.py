@@ -52,6 +52,7 @@ compute_option = click.option(
 @click.option("--delays", metavar="SPEC", default="none", help="Delays of workers; see 'anyk list delays'.")
 @compute_option
 @dtype_option
+@click.option("--copies", default=1, metavar="N", help="Nodes that hold each slice: 1, or 2 to outlive one.")
 @click.option("--slow-node", "slow", type=float, default=1.0, metavar="K", help="One node is K times slower.")
 @click.option("--seed", default=0, help="Seed of the delays.")
 @click.option("--steps", default=0, help="Steps to simulate for each number of nodes; 0: 40 to 400.")

@@ -8,7 +8,7 @@ from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.messages import Messages
 from anyk.clusters.mpi import Mpi, join
-from anyk.clusters.nodes import MachineSurvey, Nodes, join_nodes, no_slices, nodes_of_job, survey_nodes
+from anyk.clusters.nodes import MachineSurvey, Nodes, SliceCopies, join_nodes, no_slices, nodes_of_job, survey_nodes
 from anyk.clusters.processes import Processes
 from anyk.clusters.ray import Ray
 from anyk.clusters.remote.handles import is_stopped
@@ -82,6 +82,7 @@ __all__ = [
     "Ray",
     "Simulated",
     "MachineSurvey",
+    "SliceCopies",
     "cluster",
     "is_stopped",
     "join",

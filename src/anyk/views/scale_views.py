@@ -54,6 +54,8 @@ def scale_lines(scaling: ScaleResult) -> list[str]:
         f"{scaling.dtype}), links that carry {network.bandwidth / 1e6:,.4g} MB/s each way{latency}, "
         f"delays {scaling.delays}{computing}"
     ]
+    if scaling.copies > 1:
+        lines.append("each slice at two nodes, which both read their parts of all sums for it")
     lines += _verdicts(scaling)
     if scaling.slow > 1:
         last = scaling.rows[-1].nodes

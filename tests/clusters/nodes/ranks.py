@@ -573,7 +573,7 @@ def main() -> None:
         def watch(driver: Any, evaluator: Any) -> None:
             for step in [step for step in left if driver.step >= step]:
                 left.pop(step)()
-            holders[:] = [{number: sorted(ranks) for number, ranks in cluster._holders.ranks.items()}]
+            holders[:] = [{number: sorted(ranks) for number, ranks in cluster._holders.placement.ranks.items()}]
 
         adam = anyk.optimizers.optimizer("adamw", lr=0.01)
         problem = Squares(6, 400_000)

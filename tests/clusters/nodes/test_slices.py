@@ -297,7 +297,7 @@ def test_what_is_released_is_forgotten_and_can_be_handed_over_again() -> None:
 
 def test_only_versions_in_use_are_located_again_when_a_holder_is_lost() -> None:
     located: list[Any] = []
-    versions = [SlicedVersion(("model", number), {0: {0, 1}}) for number in range(3)]
+    versions = [SlicedVersion(("model", number), {0: [0, 1]}) for number in range(3)]
     for version in versions:
         version.offers[0] = {rank: OfferedPart(0, REMOTE, f"node{rank}:1") for rank in (0, 1)}
         version.choose(0)
@@ -308,6 +308,23 @@ def test_only_versions_in_use_are_located_again_when_a_holder_is_lost() -> None:
     store._on_suspended(0, 0)
     assert located == [("model", 1)]
     assert [version.parts[0].address for version in versions] == ["node1:1"] * 3
+
+
+def test_slices_are_read_from_their_own_node_if_it_offers_in_time() -> None:
+    def offer(version: SlicedVersion, rank: int) -> bool:
+        version.offers[0][rank] = OfferedPart(0, REMOTE, f"node{rank}:1")
+        return version.choose(0)
+
+    early, late = (SlicedVersion(("model", number), {0: [0, 1]}) for number in range(2))
+    for version in (early, late):
+        offer(version, 1)
+        assert version.chosen == {0: 1}
+    offer(early, 0)
+    early.is_located = late.is_located = True
+    assert not offer(late, 0), "who reads from node 1 may go on"
+    assert (early.chosen, late.chosen) == ({0: 0}, {0: 1})
+    late.ranks[0].remove(1)
+    assert late.choose(0) and late.chosen == {0: 0}
 
 
 def test_layouts_that_slices_cannot_have_are_named() -> None:

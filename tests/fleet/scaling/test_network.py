@@ -56,8 +56,8 @@ MEASURED = {
 def test_predictions_are_near_what_was_measured_in_namespaces(nodes, megabytes):
     gigabit = NodeLink.read("1Gb/s")
 
-    def predicted(way, sums, copies):
-        seconds = transfer_seconds(way, 1e6 * megabytes, gigabit, nodes=nodes, sums=sums, copies=copies).seconds
+    def predicted(way, sums, replicas):
+        seconds = transfer_seconds(way, 1e6 * megabytes, gigabit, nodes=nodes, sums=sums, replicas=replicas).seconds
         return 1e3 * seconds
 
     gloo, uncoded, coded, star = MEASURED[nodes, megabytes]
@@ -83,21 +83,34 @@ def test_uncoded_slices_move_what_a_ring_moves_and_replicas_less(nodes, units):
     ring = transfer_seconds("all-reduce", size, network, nodes=nodes).seconds
     slices = transfer_seconds("slices", size, network, nodes=nodes).seconds
     assert slices == pytest.approx(ring)
-    twice = transfer_seconds("slices", size, network, nodes=2 * nodes, sums=nodes, copies=2)
+    twice = transfer_seconds("slices", size, network, nodes=2 * nodes, sums=nodes, replicas=2)
     once = transfer_seconds("slices", size, network, nodes=2 * nodes)
     assert twice.spread == once.spread
     assert twice.reduce == pytest.approx(once.reduce * (nodes - 1) / (2 * nodes - 1))
 
 
+@given(groups=st.integers(1, 60), replicas=st.integers(1, 5), units=st.integers(1, 20))
+def test_two_copies_double_the_reduce_and_spare_a_slice(groups, replicas, units):
+    nodes = groups * replicas
+    if nodes < 2:
+        return
+    network, size = NodeLink(bandwidth=1e9), float(units * nodes << 19)  # of which each node holds as much
+    settings = {"nodes": nodes, "sums": groups, "replicas": replicas}
+    once, twice = (transfer_seconds("slices", size, network, copies=copies, **settings) for copies in (1, 2))
+    assert twice.reduce == pytest.approx(2 * once.reduce)
+    assert once.spread - twice.spread == pytest.approx(size / nodes / 1e9)
+    assert twice.latency == once.latency
+
+
 def test_a_slow_node_costs_slices_their_spread_and_a_ring_all():
     network = NodeLink(bandwidth=1e8, latency=1e-3)
 
-    def of(way, slow, copies=2):
-        return transfer_seconds(way, 40 << 20, network, nodes=8, sums=8 // copies, copies=copies, slow=slow)
+    def of(way, slow, replicas=2):
+        return transfer_seconds(way, 40 << 20, network, nodes=8, sums=8 // replicas, replicas=replicas, slow=slow)
 
     assert of("slices", 3.0).spread == pytest.approx(3.0 * of("slices", 1.0).spread)
     assert of("slices", 3.0).reduce < 1.6 * of("slices", 1.0).reduce, "the replica sends most of it"
-    assert of("slices", 3.0, copies=1).reduce == pytest.approx(3.0 * of("slices", 1.0, copies=1).reduce)
+    assert of("slices", 3.0, replicas=1).reduce == pytest.approx(3.0 * of("slices", 1.0, replicas=1).reduce)
     assert of("star", 3.0) == of("star", 1.0)
     ring = of("all-reduce", 3.0)
     assert ring.seconds - ring.latency == pytest.approx(3.0 * 2 * 7 / 8 * (40 << 20) / 1e8)

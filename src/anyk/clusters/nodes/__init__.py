@@ -7,7 +7,7 @@ that are checked against digests which came by the control connection, before an
 """
 
 from anyk.clusters.nodes.nodes import Nodes, join_nodes, nodes_of_job
-from anyk.clusters.nodes.slices import no_slices
+from anyk.clusters.nodes.slices import SliceCopies, no_slices
 from anyk.clusters.nodes.survey import MachineSurvey, survey_nodes
 
-__all__ = ["Nodes", "MachineSurvey", "join_nodes", "no_slices", "nodes_of_job", "survey_nodes"]
+__all__ = ["Nodes", "MachineSurvey", "SliceCopies", "join_nodes", "no_slices", "nodes_of_job", "survey_nodes"]

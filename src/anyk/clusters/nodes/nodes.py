@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.arrivals import Announced, Arrivals, DriverReceiver, announced_vector
 from anyk.clusters.nodes.door import Said, say
 from anyk.clusters.nodes.driver_store import DriverStore
-from anyk.clusters.nodes.holders import Holders
+from anyk.clusters.nodes.holders import MOST_BEHIND, Holders
 from anyk.clusters.nodes.node import Node
 from anyk.clusters.nodes.session import (
     NOT_INTACT,
@@ -50,7 +50,7 @@ from anyk.clusters.nodes.session import (
 )
 from anyk.clusters.nodes.site import JobPlace, Site, SiteEntry, need_packages, other_size, versions
 from anyk.clusters.nodes.sliced_store import SlicedStore
-from anyk.clusters.nodes.slices import COMPRESSED, check_slices, cut, not_in_slices
+from anyk.clusters.nodes.slices import COMPRESSED, SliceCopies, check_slices, cut, not_in_slices
 from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.processes.memory import MemoryLayout
 from anyk.clusters.processes.processes import shared_modules
@@ -69,7 +69,6 @@ from anyk.protocol import Dispatch, Layout
 if TYPE_CHECKING:
     from anyk.clusters.nodes.carrier import DriverCarrier, News
 
-Copies = Annotated[int, msgspec.Meta(ge=1, le=2)]
 _BUFFERS, _BOX = 4, 1 << 16  # reply buffers, and bytes of the mail box, of a worker
 _TURN = 0.25  # seconds between two looks while the driver waits for nodes
 _BEHIND = 64  # messages that a node may not have acknowledged while it is still told what to drop
@@ -336,7 +335,7 @@ class Nodes(Networked[NodeHandle]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
         slices: Literal["", "nodes"] = "",
-        copies: Copies = 1,
+        copies: SliceCopies = 1,
         address: str = "",
         port: AtLeastZero = 0,
         spoiled: str = "",
@@ -400,7 +399,7 @@ class Nodes(Networked[NodeHandle]):
         ranks = self._ranks_of_holders()
         cuts = cut(messages.partitions.dimension, messages.dtype.itemsize, len(ranks))
         self._holders = Holders(self, cuts, messages.dtype, self.copies, ranks)
-        self.arrivals = Arrivals(self._holders, self._enter)
+        self.arrivals = Arrivals(self._holders.messages, self._enter)
         return SlicedStore(messages, self, self._holders)
 
     def _ranks_of_holders(self) -> list[int]:
@@ -463,7 +462,7 @@ class Nodes(Networked[NodeHandle]):
                 assignment=self.assignment,
                 imports=shared_modules(buffers),
                 data=data,
-                holds={} if self._holders is None else self._holders.held_by(rank),
+                holds={} if self._holders is None else self._holders.placement.at(rank),
             )
         self._data = [offered.key for offered in offers.values()]
         hub.open = self
@@ -482,7 +481,7 @@ class Nodes(Networked[NodeHandle]):
             copies=len(slots) * (self.workers + 2 + PINNED) + 1,
             dimension=partitions.dimension,
             dtype=np.dtype(partitions.dtype).str,
-            buffers=_BUFFERS,
+            buffers=_BUFFERS + (MOST_BEHIND if self.copies > 1 else 0),  # a copy that lags needs messages for longer
             lengths=tuple(
                 length if worker % self._hub.size == rank else 0 for worker, length in enumerate(self._lengths)
             ),

@@ -16,9 +16,11 @@ from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.driver_store import DriverStore
-from anyk.clusters.nodes.holders import DRIVER, PATIENCE, Holders, MessageSource, SlicedMessage
+from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.node import DriverOfNodes
+from anyk.clusters.nodes.questions import PATIENCE
 from anyk.clusters.nodes.session import Done, Hold, MeasureStep, OfferedPart, Show, TakeStep
+from anyk.clusters.nodes.sliced_messages import DRIVER, MessageSource, SlicedMessage
 from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.wire import Form, form_of, vector_type
@@ -30,11 +32,13 @@ from anyk.optimizers import Clip, Optimizer, unclipped
 class SlicedVersion(Elsewhere):
     """A version whose slices are written by steps of those who hold them, and offered by them.
 
-    ``ranks``: by slice, those of the nodes that have it, or are about to write it.
+    ``ranks``: by slice, those of the nodes that have it, or are about to write it, first the one that others are to
+    read it from.
     """
 
-    def __init__(self, key: Key, ranks: dict[int, set[int]]) -> None:
+    def __init__(self, key: Key, ranks: dict[int, list[int]]) -> None:
         self.key, self.ranks = key, ranks
+        self.is_located = False  # whether others have been told where they read it
         self.offers: dict[int, dict[int, OfferedPart]] = {number: {} for number in ranks}  # by slice and rank
         self.chosen: dict[int, int] = {}  # by slice, the rank from which others read it
         self.whole: Vector | None = None  # once the driver has read it
@@ -52,8 +56,8 @@ class SlicedVersion(Elsewhere):
     def choose(self, number: int) -> bool:
         """Choose from where a slice is read, unless it can stay; return whether it is read elsewhere from now on."""
         before, offers = self.chosen.get(number), self.offers[number]
-        if before is None or before not in self.ranks[number]:
-            fit = [rank for rank in offers if rank in self.ranks[number]]
+        if not self.is_located or before not in self.ranks[number]:
+            fit = [rank for rank in self.ranks[number] if rank in offers]
             self.chosen[number] = (fit or list(offers))[0]
         return before not in (None, self.chosen[number])
 
@@ -68,6 +72,7 @@ class SlicedStore(DriverStore):
     def __init__(self, messages: Messages, cluster: DriverOfNodes, holders: Holders) -> None:
         super().__init__(messages, cluster.carrier)
         self._cluster, self._holders = cluster, holders
+        self._questions, self._placement = holders.questions, holders.placement
         self._versions: dict[Key, SlicedVersion] = {}
         self._newest: dict[str, int] = {}
         self._given: dict[str, Vectors | None] = {}  # states with which slots are to be stepped, None: fresh ones
@@ -86,6 +91,7 @@ class SlicedStore(DriverStore):
             super().publish(slot, version, w)
             return
         self._versions[slot, version] = w
+        w.is_located = True
         self._locate([(slot, version)])
 
     def release(self, slot: str, version: int) -> None:
@@ -111,14 +117,14 @@ class SlicedStore(DriverStore):
 
     def _locate(self, keys: Sequence[Key]) -> None:
         """Tell all who hold slices where vectors are read."""
-        for rank in sorted({rank for ranks in self._holders.ranks.values() for rank in ranks}):
+        for rank in sorted({rank for ranks in self._placement.ranks.values() for rank in ranks}):
             self._cluster.locate(rank, keys)
 
     def _on_suspended(self, number: int, rank: int) -> None:
         """Have a slice read elsewhere that a node does not hold any more."""
         for version in list(self._made.values()):
             if rank in version.ranks[number]:
-                version.ranks[number].discard(rank)
+                version.ranks[number].remove(rank)
                 if version.offers[number]:
                     version.choose(number)
                     self._locate_again(version)
@@ -134,7 +140,7 @@ class SlicedStore(DriverStore):
             return super().model(slot, version)
         while sliced.whole is None:
             self._cluster.wait_until(lambda: sliced.is_settled)
-            whole, parts = np.empty(self._holders.dimension, dtype=self.messages.dtype), sliced.parts
+            whole, parts = np.empty(self._placement.dimension, dtype=self.messages.dtype), sliced.parts
             memory, reads = bytes_of(whole), []
             for first, offered, address in parts:
                 reads.append((memory[first : first + offered.size], offered, address))
@@ -168,7 +174,7 @@ class SlicedStore(DriverStore):
     def _read_message(self, content: SlicedMessage) -> Vector:
         """Read a whole message from one of its sources, or from the next one if that falls silent or is lost."""
         whole = np.empty(content.size, dtype=content.dtype)
-        sources = sorted(filter(self._holders.offers, content.sources), key=self._silence) or content.sources
+        sources = sorted(filter(self._holders.messages.offers, content.sources), key=self._silence) or content.sources
         for source in sources:
             wanted = [(bytes_of(whole), source.offered, source.address)]
             if self._cluster.read_now(wanted, moved=partial(self._has_moved, source, sources[-1])):
@@ -176,7 +182,7 @@ class SlicedStore(DriverStore):
         return whole
 
     def _has_moved(self, source: MessageSource, last: MessageSource) -> bool:
-        is_lost = not self._holders.offers(source) or self._silence(source) > PATIENCE
+        is_lost = not self._holders.messages.offers(source) or self._silence(source) > PATIENCE
         return is_lost and source is not last
 
     def _silence(self, source: MessageSource) -> float:
@@ -191,7 +197,7 @@ class SlicedStore(DriverStore):
             return True
         if not tolerance:
             return False  # other bytes, by their digests
-        norm = self._holders.squared_norm
+        norm = self._questions.squared_norm
         largest = max(norm([(first, 1.0)]), norm([(second, 1.0)]))
         return norm([(first, 1.0), (second, -1.0)]) <= tolerance**2 * largest
 
@@ -202,7 +208,7 @@ class SlicedStore(DriverStore):
     def restore_message(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         offered = self._offer(message)
         source = MessageSource(worker, DRIVER, self._carrier.address, offered)
-        content: Any = self._holders.collect_now(
+        content: Any = self._holders.messages.collect_now(
             message.dtype, message.size, source, free=lambda: self._carrier.drop(offered.key)
         )
         self.arrived[task, chunk] = Message(ids, content, worker)
@@ -221,8 +227,8 @@ class SlicedStore(DriverStore):
             return optimizer.start(self.model(slot, self._newest[slot])) if states is None else states
         version = self._newest[slot]
         parts: list[tuple[Vectors, Vectors]] = []
-        while len(parts) < len(self._holders.slices):  # one that showed its slice may have been lost
-            answers = self._holders.ask(lambda run, number, of: Show(run, number, of, slot, version))
+        while len(parts) < len(self._placement.slices):  # one that showed its slice may have been lost
+            answers = self._questions.ask(lambda run, number, of: Show(run, number, of, slot, version))
             read = [self._read_states(number, rank, done) for number, (rank, done) in answers.items()]
             parts = [split_states(states) for states in read if states is not None]
         joined = optimizer.joined_state([inner for inner, _ in parts])
@@ -235,12 +241,12 @@ class SlicedStore(DriverStore):
         for name, form, part in self._shown(number, rank, done):
             states[name] = np.empty(form[1], dtype=vector_type(form))
             reads.append((bytes_of(states[name]), part.offered, part.address))
-        moved = not self._cluster.read_now(reads, moved=lambda: rank not in self._holders.ranks[number])
+        moved = not self._cluster.read_now(reads, moved=lambda: rank not in self._placement.ranks[number])
         return None if moved else states
 
     def _shown(self, number: int, rank: int, done: Done) -> list[tuple[str, Form, OfferedPart]]:
         """Return the parts of a state that a holder of a slice offers."""
-        first, last = self._holders.slices[number]
+        first, last = self._placement.slices[number]
         parts = []
         for name, form, offered in done.offered:
             kind = vector_type(form)
@@ -272,9 +278,9 @@ class SlicedStore(DriverStore):
         keep = [self._content(message) for message in (*plan.messages, *(each.message for each in stale))]
         numbered = self._numbered(plan)
         factor = self._factor(numbered, needs, optimizer, keep)
-        version = SlicedVersion((slot, plan.version + 1), {n: set(ranks) for n, ranks in self._holders.ranks.items()})
+        version = SlicedVersion((slot, plan.version + 1), self._placement.readable())
         self._made[version.key] = version
-        answers = self._holders.ask(
+        answers = self._questions.ask(
             lambda run, number, of: TakeStep(run, number, of, numbered, needs, factor, renewed),
             keep=keep,
             late=partial(self._note_offers, [version]),
@@ -285,7 +291,7 @@ class SlicedStore(DriverStore):
 
     def _note_offers(self, versions: Sequence[SlicedVersion], number: int, rank: int, done: Done) -> None:
         """Note a node that offers a slice of some versions."""
-        start, end = self._holders.bytes_at(number)
+        start, end = self._placement.bytes_at(number)
         if len(done.offered) != len(versions):
             raise RunFailed(f"node {rank} offers {len(done.offered)} slices of {len(versions)} models")
         for version, (_, _, offered) in zip(versions, done.offered, strict=True):
@@ -304,18 +310,18 @@ class SlicedStore(DriverStore):
 
     def _hand_over(self, slot: str, number: int, rank: int) -> bool:
         """Give a node a slice of a slot's state as another one has it; return whether it has it now."""
-        version, giver = self._newest[slot], self._holders.ranks[number][0]
+        version, giver = self._newest[slot], self._placement.ranks[number][0]
         self._cluster.locate(rank, self._in_use(slot))
-        shown = self._holders.ask_one(number, giver, lambda run, question, of: Show(run, question, of, slot, version))
+        shown = self._questions.ask_one(number, giver, lambda run, question, of: Show(run, question, of, slot, version))
         if shown is None:
             return False
         order = partial(self._hold_order, slot, self._shown(number, giver, shown))
-        done = self._holders.ask_one(number, rank, order)
+        done = self._questions.ask_one(number, rank, order)
         if done is None:
             return False
         versions = [self._versions[key] for key in self._sliced_in_use(slot)]
         for each in versions:
-            each.ranks[number].add(rank)
+            each.ranks[number].append(rank)
         self._note_offers(versions, number, rank, done)
         return True
 
@@ -349,7 +355,7 @@ class SlicedStore(DriverStore):
         steps_by, _ = stepping_by(plan, optimizer, {}, np.empty(0))
         if not isinstance(steps_by, Clip):
             return None
-        answers = self._holders.ask(lambda run, number, of: MeasureStep(run, number, of, plan, needs), keep=keep)
+        answers = self._questions.ask(lambda run, number, of: MeasureStep(run, number, of, plan, needs), keep=keep)
         return steps_by.factor([square for _, done in answers.values() for square in done.squares])
 
     def _numbered(self, plan: StepPlan) -> StepPlan:
@@ -367,9 +373,9 @@ class SlicedStore(DriverStore):
     def _hold(self, slot: str, optimizer: Optimizer, penalties: Vector | None) -> None:
         """Give the holders the optimiser of a slot, with the slices of its state and of the regulariser's factors."""
         states = self._given.pop(slot)
-        parts: dict[int, list[tuple[str, Form, OfferedPart]] | None] = dict.fromkeys(self._holders.slices)
-        factors = self._factors[slot] = dict.fromkeys(self._holders.slices)
-        for number, (first, last) in self._holders.slices.items():
+        parts: dict[int, list[tuple[str, Form, OfferedPart]] | None] = dict.fromkeys(self._placement.slices)
+        factors = self._factors[slot] = dict.fromkeys(self._placement.slices)
+        for number, (first, last) in self._placement.slices.items():
             coordinates = slice(first, last)
             if states is not None:
                 inner, outer = split_states(states)
@@ -378,7 +384,7 @@ class SlicedStore(DriverStore):
             if penalties is not None:
                 factors[number] = self._offered_part(penalties[coordinates])
         self._locate(self._in_use(slot))
-        self._holders.ask_all(lambda run, question, of: self._hold_order(slot, parts[of], run, question, of))
+        self._questions.ask_all(lambda run, question, of: self._hold_order(slot, parts[of], run, question, of))
 
     def _offered_part(self, vector: Vector) -> tuple[Form, OfferedPart]:
         contiguous = np.ascontiguousarray(vector)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from anyk.base import keyed
@@ -19,6 +20,7 @@ from anyk.optimizers import Clip, Optimizer, squared_norm
 from anyk.problems.base import Partitions
 from anyk.protocol import Layout
 
+SliceCopies = Annotated[int, msgspec.Meta(ge=1, le=2)]  # nodes that hold each slice
 _LARGE = 1 << 24  # bytes of a slice whose memory is freed; that of others is used again, which is faster
 
 

@@ -25,8 +25,9 @@ from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.arrivals import Announced, Arrivals, announced_vector
-from anyk.clusters.nodes.holders import DRIVER, Holders
+from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.session import Told
+from anyk.clusters.nodes.sliced_messages import DRIVER
 from anyk.clusters.nodes.slices import COMPRESSED, check_slices, cut, not_in_slices
 from anyk.clusters.ray.actor import Actor, unpack_announced
 from anyk.clusters.ray.answers import Unanswered, answer, leave_errors_closed
@@ -257,10 +258,10 @@ class Ray(Networked[_ActorHandle]):
         actors = self._holders = HolderActors(self.poll, self._message_collected, self.patience_at_start)
         actors.holders = Holders(actors, cuts, dtype, copies=1)
         actors.store = ObjectSlices(messages, actors, actors.holders)
-        self._arrivals = Arrivals(actors.holders, self._enter)
+        self._arrivals = Arrivals(actors.holders.messages, self._enter)
         lengths = [messages.length(tuple(covered)) for covered in layout.covers or layout.assignment]
         self._most = [length * dtype.itemsize for length in lengths]  # bytes of each worker's longest message
-        self._ends = [actors.holders.bytes_at(number)[1] for number in actors.holders.slices]
+        self._ends = [actors.holders.placement.bytes_at(number)[1] for number in actors.holders.placement.slices]
         return actors.store
 
     def _count_holders(self) -> int:

@@ -142,7 +142,7 @@ class HolderActors:
 
         groups = {"steps": 1, "reads": _READS}
         kind = ray_module().remote(num_cpus=0, runtime_env=runtime_env, concurrency_groups=groups)(HolderActor)
-        for rank, (first, last) in self.holders.slices.items():
+        for rank, (first, last) in self.holders.placement.slices.items():
             machine = self._machines[rank] = machines[rank % len(machines)]
             strategy = NodeAffinitySchedulingStrategy(machine, soft=False)
             self._actors[rank] = kind.options(scheduling_strategy=strategy).remote(rank, first, last, dtype.str)
@@ -188,7 +188,8 @@ class HolderActors:
         order = replace(order, offered=order.offered._replace(key=key))
         stored = self.carrier.stored[key].references
         whole = len(stored) == 1  # the driver's own
-        reference, skip = (stored[0], order.first) if whole else (stored[list(self.holders.slices).index(rank)], 0)
+        own = list(self.holders.placement.slices).index(rank)
+        reference, skip = (stored[0], order.first) if whole else (stored[own], 0)
         method = self._actors[rank].collect.options(concurrency_group="reads")
         self.calls[method.remote(pickle.dumps(order), [reference], skip)] = _Call(rank, order, key=key)
         collecting.calls += 1
@@ -216,8 +217,8 @@ class HolderActors:
             if key in self._told:
                 continue
             self._told.add(key)
-            for other in self.holders.slices:
-                start, _ = self.holders.bytes_at(other)
+            for other in self.holders.placement.slices:
+                start, _ = self.holders.placement.bytes_at(other)
                 for part in self.store.parts(key, other):
                     inside = part.first <= start < part.first + part.offered.size
                     if inside and part.address != self.address_of(other):
@@ -239,7 +240,7 @@ class HolderActors:
         """Have holders drop what is needed no more with their next orders."""
         gone, self.store.gone = self.store.gone, []
         for key in self._told.intersection(gone):
-            for rank in self.holders.slices:
+            for rank in self.holders.placement.slices:
                 news = self._news[rank]
                 news.given[:] = [each for each in news.given if each[0] != key]
                 news.gone.append(key)

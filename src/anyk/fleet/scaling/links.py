@@ -45,9 +45,9 @@ class _Sum:
 class MessageReading:
     """Times at which messages have been read.
 
-    ``shares``: of a message, which the first nodes read, shape (readers,): all of it by rank 0, or a slice by each
-    holder. ``rates``: bytes a second that each node sends. ``bandwidth``: bytes a second that a node receives.
-    ``size(chunk)``: bytes of a message.
+    ``shares``: of a message, which the first nodes read, shape (readers,): all of it by rank 0, or by each holder the
+    slices that it holds. ``rates``: bytes a second that each node sends. ``bandwidth``: bytes a second that a node
+    receives. ``size(chunk)``: bytes of a message.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class MessageReading:
 
     def _remote(self, reading: _Sum) -> float:
         """Return the share of a sum that is read by nodes which do not have it."""
-        return 1.0 - float(sum(self._shares[source] for source in reading.sources if source < self._count))
+        own = sum(self._shares[source] for source in reading.sources if source < self._count)
+        return float(self._shares.sum() - own)
 
     def _begin(self, worker: int, time: float, size: float) -> _Sum:
         """Begin to read a sum that nobody else has announced."""

@@ -25,6 +25,11 @@ Vectors are cut at multiples of 131,072 numbers, and the holder of the largest s
 1/N is a holder's, its slice's share counts, which is up to 0.5 MiB of float32 more: much where a vector has few MiB for
 each node.
 
+*Slices in C copies.* Each node holds the slices of C nodes, and reads as many of each sum: C times the reduce phase.
+Then it has C of the N slices of the new model, and reads the others, each from one of those who hold it::
+
+    slices = C max((G - 1) / N, (N - c) / (c N)) + (N - C) / N
+
 *All-reduce.* In a ring, each node sends 1/N of a vector to its neighbour N - 1 times until the sums are complete, and
 N - 1 times until everybody has them::
 
@@ -135,12 +140,30 @@ def slice_sizes(size: float, nodes: int, itemsize: int = 4) -> Floats:
     return np.diff(np.array(ends))
 
 
-def spread_seconds(size: float, network: NodeLink, nodes: int, slow: float = 1.0, itemsize: int = 4) -> float:
-    """Return the seconds until each node has read all slices of a new model that others hold."""
+def held_sizes(size: float, nodes: int, itemsize: int = 4, copies: int = 1) -> Floats:
+    """Return the bytes of a vector that each node holds if each slice lies at ``copies`` nodes, shape (nodes,).
+
+    >>> (held_sizes(10e6, 4, copies=2) / 2**20).round(2).tolist()
+    [4.54, 5.0, 5.0, 4.54]
+    """
     slices = slice_sizes(size, nodes, itemsize)
-    sent = (nodes - 1) * slices / network.bandwidth
+    held = np.zeros(nodes)
+    for copy in range(copies):
+        held += np.roll(slices, copy)
+    return held
+
+
+def spread_seconds(
+    size: float, network: NodeLink, nodes: int, *, slow: float = 1.0, itemsize: int = 4, copies: int = 1
+) -> float:
+    """Return the seconds until each node has read all slices of a new model that it does not hold.
+
+    Each slice is read from the node of its number, also if other nodes have copies.
+    """
+    sent = (nodes - copies) * slice_sizes(size, nodes, itemsize) / network.bandwidth
     sent[SLOW_NODE] *= slow
-    return float(max(sent.max(), (slices.sum() - slices.min()) / network.bandwidth))
+    received = (size - held_sizes(size, nodes, itemsize, copies).min()) / network.bandwidth
+    return float(max(sent.max(), received))
 
 
 def transfer_seconds(
@@ -150,18 +173,20 @@ def transfer_seconds(
     *,
     nodes: int,
     sums: int | None = None,
+    replicas: int = 1,
     copies: int = 1,
     slow: float = 1.0,
     itemsize: int = 4,
 ) -> StepTransfer:
     """Return the seconds that a step's vectors of ``size`` bytes take if all messages are ready simultaneously.
 
-    ``sums``: different sums that a step reads, G (default: one from each node, as uncoded). ``copies``: the workers
-    that have the same sum, c, in the smallest group. ``slow``: node 1 sends so many times slower. ``itemsize``: bytes
-    of a number. An all-reduce is of all nodes, whatever the code. The formulas are derived at the top of the module.
+    ``sums``: different sums that a step reads, G (default: one from each node, as uncoded). ``replicas``: the workers
+    that have the same sum, c, in the smallest group. ``copies``: nodes that hold each slice, C. ``slow``: node 1 sends
+    so many times slower. ``itemsize``: bytes of a number. An all-reduce is of all nodes, whatever the code. The
+    formulas are derived at the top of the module.
 
     >>> gigabit = NodeLink.read("1Gb/s")
-    >>> [round(transfer_seconds(way, 40e6, gigabit, nodes=8, sums=4, copies=2).seconds, 3) for way in WAYS]
+    >>> [round(transfer_seconds(way, 40e6, gigabit, nodes=8, sums=4, replicas=2).seconds, 3) for way in WAYS]
     [3.399, 0.445, 0.595]
     """
     n, vector = nodes, size / network.bandwidth
@@ -170,11 +195,11 @@ def transfer_seconds(
         half = (n - 1) / n * vector * slow
         return StepTransfer(half, half, 2 * (n - 1) * network.latency)
     if way == "star":
-        alone = slow if copies == 1 else 1.0  # of a sum that only the slow node has
+        alone = slow if replicas == 1 else 1.0  # of a sum that only the slow node has
         reading = max(sums - 1, alone) if sums > 1 else 0.0
         return StepTransfer(reading * vector, (n - 1) * vector, STAR_MESSAGES * network.latency)
-    slices = np.sort(slice_sizes(size, n, itemsize)) / network.bandwidth
-    received = (sums - 1) * slices[-1]
-    sent = (vector - slices[:copies].sum()) / (copies - 1 + 1 / slow)  # by the replicas that hold least
-    spread = spread_seconds(size, network, n, slow, itemsize)
+    held = np.sort(held_sizes(size, n, itemsize, copies)) / network.bandwidth
+    received = (sums - 1) * held[-1]
+    sent = (copies * vector - held[:replicas].sum()) / (replicas - 1 + 1 / slow)  # by the replicas that hold least
+    spread = spread_seconds(size, network, n, slow=slow, itemsize=itemsize, copies=copies)
     return StepTransfer(float(max(received, sent)), spread, SLICE_MESSAGES * network.latency)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from anyk.base import AtLeastZero, BadInput, ByName, Floats, check_range, check_value, typed
-from anyk.clusters import Simulated, no_slices
+from anyk.clusters import Simulated, SliceCopies, no_slices
 from anyk.compression import compressor
 from anyk.delays import DelayModel, SecondsOrZero
 from anyk.delays import parse as parse_delays
@@ -24,7 +24,7 @@ from anyk.fleet.scaling.network import (
     AtLeastOneTime,
     NodeLink,
     Way,
-    slice_sizes,
+    held_sizes,
     spread_seconds,
     transfer_seconds,
 )
@@ -93,7 +93,7 @@ class ScaleRow:
 class ScaleResult:
     """What :func:`scale` predicts: a row for each number of nodes, and what was assumed.
 
-    ``size``: bytes of a vector. ``exact``: whether every step is the exact sum.
+    ``size``: bytes of a vector. ``copies``: nodes that hold each slice. ``exact``: whether every step is the exact sum.
     """
 
     strategy: str
@@ -104,6 +104,7 @@ class ScaleResult:
     delays: str
     compute: float
     slow: float
+    copies: int
     seed: int
     exact: bool
     rows: tuple[ScaleRow, ...] = field(repr=False)
@@ -123,7 +124,13 @@ class ScaleResult:
         plain, slow = (
             {
                 way: transfer_seconds(
-                    way, self.size, self.network, nodes=nodes, slow=times, itemsize=self.size // self.parameters
+                    way,
+                    self.size,
+                    self.network,
+                    nodes=nodes,
+                    copies=self.copies,
+                    slow=times,
+                    itemsize=self.size // self.parameters,
                 )
                 for way in WAYS
             }
@@ -184,6 +191,7 @@ def scale(
     dtype: DType = "float32",
     latency: SecondsOrZero = 0.0,
     slow: AtLeastOneTime = 1.0,
+    copies: SliceCopies = 1,
     seed: int = 0,
     steps: AtLeastZero = 0,
     tell: Callable[[str], None] | None = None,
@@ -197,8 +205,9 @@ def scale(
 
     ``parameters``: of the model, of type ``dtype``. ``network``: a rate such as ``10Gb/s`` or ``100MB/s``, with
     ``latency`` in seconds, or a :class:`NodeLink`. ``nodes``: numbers, or a text such as ``4..512``. ``slow``: node 1
-    computes and sends so many times slower. ``steps``: to simulate (0: 40 to 400). ``tell`` is called with a line
-    before each number of nodes. The formulas, and what they assume, are in :mod:`anyk.fleet.scaling.network`.
+    computes and sends so many times slower. ``copies``: nodes that hold each slice, 1 or 2, all of which read what
+    they need for it in each step. ``steps``: to simulate (0: 40 to 400). ``tell`` is called with a line before each
+    number of nodes. The formulas, and what they assume, are in :mod:`anyk.fleet.scaling.network`.
 
     A strategy that does not exist for some numbers of nodes has rows without seconds, with the reason; if it exists for
     none, or sends models between workers, :class:`~anyk.BadInput` is raised.
@@ -220,6 +229,7 @@ def scale(
         law=law,
         compute=compute,
         slow=slow,
+        copies=copies,
         seed=seed,
         steps=steps,
     )
@@ -247,6 +257,7 @@ def scale(
         delays=law.spec,
         compute=compute,
         slow=slow,
+        copies=copies,
         seed=seed,
         exact=exact,
         rows=tuple(rows),
@@ -270,6 +281,7 @@ class _Request(NamedTuple):
     law: DelayModel
     compute: float
     slow: float
+    copies: int
     seed: int
     steps: int
 
@@ -357,13 +369,14 @@ def _simulated(request: _Request, built: Strategy, way: Way | None) -> StepSecon
             one = vector
     elif way == "slices":
         before += SLICE_MESSAGES * network.latency + spread_seconds(
-            request.size, network, nodes, request.slow, request.itemsize
+            request.size, network, nodes, slow=request.slow, itemsize=request.itemsize, copies=request.copies
         )
     law = _SlowNode.of(request.law, SLOW_NODE, request.slow)
     cluster = Simulated(nodes, delays=law, seed=request.seed, communication=ModelReading(before=before, one=one))
     if way is not None:
+        held = held_sizes(request.size, nodes, request.itemsize, request.copies)
         cluster.reading = MessageReading(
-            shares=np.ones(1) if way == "star" else slice_sizes(request.size, nodes, request.itemsize) / request.size,
+            shares=np.ones(1) if way == "star" else held / request.size,
             rates=network.bandwidth / slower,
             bandwidth=network.bandwidth,
             size=_message_size(request, built),
