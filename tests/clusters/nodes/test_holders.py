@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from anyk import RunFailed
 from anyk.clusters.nodes import holders as module
 from anyk.clusters.nodes.holders import MOST_BEHIND, Holders
+from anyk.clusters.nodes.placement import Placement
 from anyk.clusters.nodes.session import NOT_INTACT, Collect, CollectAlso, Done, Measure, Release
 from anyk.clusters.nodes.sliced_messages import DRIVER, MessageSource
 from anyk.clusters.nodes.wire import PIECE, Offered
@@ -87,6 +88,12 @@ def test_each_slice_is_held_by_its_node_and_the_next() -> None:
     assert holders.placement.readable()[2] == [2, 0]
     holders.placement.ranks[2] = [2, 0]
     assert made(copies=1)[1].placement.ranks == {0: [0], 1: [1], 2: [2]}
+
+
+def test_slices_are_held_among_the_nodes_that_are_there() -> None:
+    placement = Placement(CUTS, BYTE, copies=2, among=[1, 3, 4])
+    assert placement.ranks == {0: [1, 3], 1: [3, 4], 2: [4, 1]}
+    assert [sorted(placement.at(rank)) for rank in range(5)] == [[], [0, 2], [], [0, 1], [1, 2]]
 
 
 def test_the_first_answer_counts_and_the_second_is_compared() -> None:

@@ -23,13 +23,20 @@ class Holders:
 
     ``questions`` asks them, ``messages`` has them collect messages, ``placement`` knows who holds what. A node that
     gives no sign of life, or lags behind, holds its slices no more until it is made up to date (:meth:`returning`).
-    ``suspended`` is told who holds a slice no more.
+    ``suspended`` is told who holds a slice no more. ``among``: see :class:`~anyk.clusters.nodes.placement.Placement`.
     """
 
-    def __init__(self, cluster: DriverOfNodes, slices: Sequence[tuple[int, int]], dtype: DType, copies: int) -> None:
+    def __init__(
+        self,
+        cluster: DriverOfNodes,
+        slices: Sequence[tuple[int, int]],
+        dtype: DType,
+        copies: int,
+        among: Sequence[int] = (),
+    ) -> None:
         self._cluster = cluster
         numbers = itertools.count(1)
-        self.placement = Placement(slices, dtype, copies)
+        self.placement = Placement(slices, dtype, copies, among)
         self.messages = SlicedMessages(cluster, self.placement, numbers)
         self.questions = Questions(cluster, self.placement, numbers)
         self.suspended: Callable[[int, int], None] = lambda slice_number, rank: None

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -59,6 +59,7 @@ from anyk.clusters.remote.handles import Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.shipping import parcels
 from anyk.clusters.remote.wire import refuse
+from anyk.clusters.remote.workforce import OTHERS
 from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
@@ -89,6 +90,7 @@ class Hub:
         self.lives: dict[bytes, Node] = {}
         self.runs = self._reads = 0
         self.open: Nodes | None = None
+        self.starting = False  # whether workers of a run are being started for the first time
         self.goes_on = False  # whether this program will be started again
         self._place = place
         self._own: SiteEntry | None = None  # the node of this machine
@@ -200,7 +202,7 @@ class Hub:
 
     def _refuse(self, sentence: str) -> None:
         """Say once that a process was not admitted; a node of this job with other versions ends the start of a run."""
-        if sentence.startswith("node ") and self.open is not None and self.open.starting:
+        if sentence.startswith("node ") and self.starting:
             raise RunFailed(sentence)
         self.said.say(sentence)
 
@@ -354,7 +356,6 @@ class Nodes(Networked[NodeHandle]):
         self._hub = join_nodes(address, port)
         self.carrier = self._hub.carrier
         self.run = 0
-        self.starting = False  # whether workers are being started for the first time
 
     @property
     def spec(self) -> str:
@@ -378,11 +379,11 @@ class Nodes(Networked[NodeHandle]):
             raise BadInput("the nodes are busy with another run; close its cluster first")
         if self.slices and partitions is not None:
             check_slices(layout, partitions, self.name)
-        self.starting = True
+        self._hub.starting = True
         try:
             return super().open(layout, partitions, local)
         finally:
-            self.starting = False
+            self._hub.starting = False
 
     def new_store(self, messages: Messages, layout: Layout) -> DriverStore:
         lengths = [messages.length(tuple(covered)) for covered in layout.covers or layout.assignment]
@@ -395,10 +396,43 @@ class Nodes(Networked[NodeHandle]):
             return DriverStore(messages, self.carrier)
         if len(self._used) < self.copies:
             raise BadInput("copies=2 needs workers on two nodes at least")
-        cuts = cut(messages.partitions.dimension, messages.dtype.itemsize, len(self._used))
-        self._holders = Holders(self, cuts, messages.dtype, self.copies)
+        ranks = self._ranks_of_holders()
+        cuts = cut(messages.partitions.dimension, messages.dtype.itemsize, len(ranks))
+        self._holders = Holders(self, cuts, messages.dtype, self.copies, ranks)
         self.arrivals = Arrivals(self._holders.messages, self._enter)
         return SlicedStore(messages, self, self._holders)
+
+    def _ranks_of_holders(self) -> list[int]:
+        """Return the nodes that are to hold slices: all that have workers, or those that a changing fleet starts with.
+
+        Raises :class:`~anyk.RunFailed` if there are too few of them.
+        """
+        used = list(self._used)
+        if self.fewest == self.workers:
+            return used
+        here: list[int] = []
+        start = last = time.monotonic()
+        while len(here) < len(used):
+            workers = sum(worker % self._hub.size in here for worker in range(self.workers))
+            is_enough = workers >= self.fewest and len(here) >= self.copies
+            if is_enough and time.monotonic() > last + OTHERS:
+                missing = [rank for rank in used if rank not in here]
+                say(f"the model lies in slices at nodes {here}; {missing} have not joined, and will get workers only")
+                break
+            if time.monotonic() > start + self.patience_at_start:
+                raise self._not_joined(used)
+            self._hub.poll(_TURN)
+            before, here = here, [rank for rank in used if rank in self._hub.nodes]
+            last = time.monotonic() if here != before else last
+        return here
+
+    def _not_joined(self, ranks: Iterable[int]) -> RunFailed:
+        """Return the error that some of the nodes have not joined in time."""
+        missing = [rank for rank in ranks if rank not in self._hub.nodes]
+        return RunFailed(
+            f"nodes {missing} have not joined within {self.patience_at_start:.0f} s: are they started, with the "
+            "same ANYK_SECRET, and do they reach this machine's ports?"
+        )
 
     def ship(self, partitions: Partitions) -> None:
         hub = self._hub
@@ -477,12 +511,8 @@ class Nodes(Networked[NodeHandle]):
         self.news.clear()
 
     def _refuse_late_workers(self) -> Any:
-        missing = [rank for rank in self._briefs if rank not in self._hub.nodes]
-        if missing:
-            raise RunFailed(
-                f"nodes {missing} have not joined within {self.patience_at_start:.0f} s: are they started, with the "
-                "same ANYK_SECRET, and do they reach this machine's ports?"
-            )
+        if any(rank not in self._hub.nodes for rank in self._briefs):
+            raise self._not_joined(self._briefs)
         super()._refuse_late_workers()
 
     # ------------------------------------------------------------------------------------------- nodes and workers
@@ -519,7 +549,7 @@ class Nodes(Networked[NodeHandle]):
 
     def _node_broke(self, node: Node, reason: str) -> None:
         """End the start of a run, or go on without a node that cannot take part, until it can."""
-        if self.starting:
+        if self._hub.starting:
             raise RunFailed(f"node {node.rank}: {reason}")
         self._lose_node(node, f"node {node.rank} cannot take part", reason)
         node.run = 0  # it needs all again

@@ -10,14 +10,16 @@ from anyk.base.arrays import DType
 class Placement:
     """The slices of vectors, and the nodes that hold them, by rank.
 
-    Each slice may lie at as many nodes as there are ``copies``: that of its number and those that follow. ``ranks``:
-    those that hold it now, by slice.
+    Each slice may lie at as many of the nodes ``among`` as there are ``copies``: that in the place of its number, and
+    those that follow. ``ranks``: those that hold it now, by slice.
     """
 
-    def __init__(self, slices: Sequence[tuple[int, int]], dtype: DType, copies: int) -> None:
+    def __init__(self, slices: Sequence[tuple[int, int]], dtype: DType, copies: int, among: Sequence[int] = ()) -> None:
+        """``among``: ranks, as many as slices; by default 0, 1 and so on."""
+        among = among or range(len(slices))
         self.dtype, self.copies, self.dimension = dtype, copies, slices[-1][1]
         self.slices = {number: own for number, own in enumerate(slices) if own[0] < own[1]}
-        self.homes = {number: [(number + copy) % len(slices) for copy in range(copies)] for number in self.slices}
+        self.homes = {number: [among[(number + copy) % len(among)] for copy in range(copies)] for number in self.slices}
         self.ranks = {number: list(homes) for number, homes in self.homes.items()}
 
     def bytes_at(self, slice_number: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from anyk.clusters.remote.tasks import OpenTasks
 from anyk.problems.base import Partitions
 from anyk.protocol import Cut, Event, Joined, Leaving, Lost, ProjectMessage
 
-_OTHERS = 2.0  # seconds that a fleet which may be smaller waits for another worker before it starts
+OTHERS = 2.0  # seconds that a fleet which may be smaller waits for another worker before it starts
 _ALIKE = 5  # ends of a worker for the same reason, before any is ready, after which none is started again
 NOTICE = 30.0  # seconds after which a worker that was asked to end is ended, whatever it does
 _AWAY = float("inf")  # a worker that is due then stays away until it is called back
@@ -96,7 +96,7 @@ class Workforce(Cluster, Generic[H]):
         for worker in range(self.workers):
             self.spawn(worker)
         while (count := sum(handle.present for handle in self.handles)) < self.workers:
-            if count >= self.fewest and time.monotonic() > last + _OTHERS:
+            if count >= self.fewest and time.monotonic() > last + OTHERS:
                 break
             self.poll(min(0.5, self._restart_due()))
             if self._any_joined(reasons):
