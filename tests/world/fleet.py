@@ -23,6 +23,7 @@ from anyk.clusters.nodes import (
     carrier,
     door,
     holders,
+    hub,
     nodes,
     site,
     sliced_messages,
@@ -108,7 +109,7 @@ class Fleet:
         driver = self.driver = self.kernel.current
         self._hosts[driver] = HOSTS[0]
         driver.environ = {"RANK": "0"}
-        nodes._hub = None
+        hub._hub = None
         if not any(self._lives):
             self.network.start()
         for rank in range(1, self.size):
@@ -146,13 +147,13 @@ class Fleet:
 
     def check(self) -> None:
         """Raise :class:`Broken` if somebody takes part who must not."""
-        hub = nodes._hub
+        own = hub._hub
         if self.deceived:
             raise Broken("strangers", "a node has taken a stranger for its driver")
-        if hub is not None:
-            if _STRANGER in hub.carrier._admitted:
+        if own is not None:
+            if _STRANGER in own.carrier._admitted:
                 raise Broken("strangers", "a stranger was admitted")
-            joined = {self.kernel.processes[node.hello.pid] for node in hub.nodes.values()}
+            joined = {self.kernel.processes[node.hello.pid] for node in own.nodes.values()}
             if joined & self.unlike:
                 raise Broken("versions", "a node with other versions has joined")
 
@@ -280,9 +281,9 @@ class Fleet:
 
     def _intrude(self) -> None:
         """Pose as a node."""
-        if nodes._hub is None:
+        if hub._hub is None:
             return
-        entry = nodes._hub.entry
+        entry = hub._hub.entry
         public, secret = self.zmq.curve_keypair()
         name = f"node/{public.hex()}"
         self.entries[f"anyk/{name}"] = self._entry(name, 1, _STRANGER.decode(), secret=b"guessed", key=public.decode())
@@ -486,8 +487,9 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
                    "parse_monitor_message": lambda frames: {"event": int.from_bytes(frames[0], "little"), "value": 0}}),
         (agent, {"zmq": zmq, "os": os, "time": time, "versions": versions, "readable": readable, "sys": system,
                  "threading": threading, "signal": signals, "say": say, "machine": lambda: fleet.host(kernel.current)}),
-        (nodes, {"os": os, "time": time, "versions": versions, "readable": readable, "sys": system, "atexit": ends,
-                 "signal": signals, "subprocess": subprocess, "say": say, "threading": threading}),
+        (hub, {"os": os, "time": time, "versions": versions, "readable": readable, "sys": system, "atexit": ends,
+               "signal": signals, "subprocess": subprocess, "say": say, "threading": threading}),
+        (nodes, {"os": os, "time": time, "say": say}),
         (site, {"time": time, "secrets": secrets}),
         (site.Site, {"_connect": lambda own, within=300.0: fleet.connect(own, within)}),
         (site.JobPlace, {"from_environment": lambda address="": fleet.place(0)}),
@@ -513,6 +515,6 @@ def installed(fleet: Fleet, time: Any, os: Any, readable: Any, crashed: Callable
         try:
             yield
         finally:
-            nodes._hub = None
+            hub._hub = None
             for each in finalizers:  # of messages of drivers that were killed: they would keep all that these refer to
                 each.detach()

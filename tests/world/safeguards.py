@@ -19,6 +19,7 @@ from anyk.clusters.nodes import (
     arrivals,
     carrier,
     holders,
+    hub,
     nodes,
     session,
     site,
@@ -342,7 +343,7 @@ ON_NODES = (
     ),
     Safeguard(
         "writing the driver's entry again",
-        (Edit(nodes, nodes.Hub, "_keep_entry", "not self.site.has(self.entry)", "False"),),
+        (Edit(hub, hub.Hub, "_keep_entry", "not self.site.has(self.entry)", "False"),),
         ("progress", "crash"),
         _ANY,
         ("stranger", "kill node"),
@@ -368,7 +369,7 @@ ON_NODES = (
     ),
     Safeguard(
         "starting a new life of a rank afresh",
-        (Edit(nodes, nodes.Hub, "_lose", "self.open.node_died(node, reason)", "pass"),),
+        (Edit(hub, hub.Hub, "_lose", "self.open.node_died(node, reason)", "pass"),),
         ("progress", "messages", "crash"),
         _ANY,
         ("kill node",),

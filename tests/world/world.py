@@ -19,7 +19,7 @@ import anyk
 from anyk.base import keyed
 from anyk.clusters import Cluster, Mpi, Nodes, Ray
 from anyk.clusters.messages import Messages
-from anyk.clusters.nodes import nodes
+from anyk.clusters.nodes import hub, nodes
 from anyk.clusters.processes import Processes, processes
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.losses import LossUnknown, Question
@@ -513,7 +513,7 @@ class World:
             on_event=self._on_event,
         )
         if self.machines is not None:
-            self.machines.watch(nodes._hub.carrier)
+            self.machines.watch(hub._hub.carrier)
         altered = "wrong numbers" in options.families
         self._auditors = auditors.Auditors(driver, kernel, self._history, altered=altered)
         self._reverse(cluster)
@@ -566,9 +566,9 @@ class World:
 
     def _leave_nodes(self) -> None:
         """Do what the end of the driver's program does on the cluster ``nodes``."""
-        if self.machines is not None and nodes._hub is not None:
+        if self.machines is not None and hub._hub is not None:
             try:
-                nodes._hub.end()
+                hub._hub.end()
             except KeyboardInterrupt:
                 self.kernel.exit(130)
 

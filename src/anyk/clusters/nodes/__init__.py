@@ -6,7 +6,8 @@ Control is encrypted and authenticated (CurveZMQ). Models, messages and data are
 that are checked against digests which came by the control connection, before anything is made of them.
 """
 
-from anyk.clusters.nodes.nodes import Nodes, join_nodes, nodes_of_job
+from anyk.clusters.nodes.hub import join_nodes, nodes_of_job
+from anyk.clusters.nodes.nodes import Nodes
 from anyk.clusters.nodes.slices import SliceCopies, no_slices
 from anyk.clusters.nodes.survey import MachineSurvey, survey_nodes
 
