@@ -61,6 +61,8 @@ def run(how: Any, code: str) -> tuple[bytes, int]:
         ("os.kill(os.getpid(), signal.SIGKILL)", -9),
         ("sys.exit('too late')", 1),
         ("import atexit; atexit.register(os.write, own, b'at the end')", 0),
+        ("import threading; threading.Timer(0.1, os.write, (own, b'late')).start()", 0),
+        ("1 / 0", 1),
     ],
 )
 def test_it_sees_and_ends_as_a_started_one(

@@ -240,8 +240,8 @@ def test_a_model_that_fits_up_to_rounding_is_trained_on(loss, noise):
     problem = TorchProblem(module, loss, (X, y))
     assert anyk.train(problem, "uncoded:batch=8", "simulated", workers=2, optimizer=GD, steps=64).steps == 64
     fresh = TorchProblem(nn.Linear(8, 1), loss, (X, y))  # and one that comes to fit while it is trained
-    run = anyk.train(fresh, "uncoded:batch=8", "simulated", workers=2, optimizer=anyk.optimizers.GD(lr=0.3), steps=300)
-    assert run.steps == 300 and run.loss < 1e-9
+    run = anyk.train(fresh, "uncoded:batch=8", "simulated", workers=2, optimizer=anyk.optimizers.GD(lr=0.3), steps=150)
+    assert run.steps == 150 and run.loss < 1e-9
 
 
 def test_what_weighs_samples_is_found_where_a_model_nearly_fits():

@@ -10,6 +10,7 @@ import pytest
 
 import anyk
 from anyk.base.errors import BadInput
+from anyk.problems.jax.given_model import call_compiled
 
 jax = pytest.importorskip("jax")
 nnx = pytest.importorskip("flax.nnx")
@@ -199,3 +200,39 @@ def test_data_of_another_type_that_change_are_refused() -> None:
     targets *= 2.0
     with pytest.raises(BadInput, match=r"the data\[1\] was an array of shape .* when the problem was made"):
         train(problem)
+
+
+def test_the_program_of_a_loss_is_compiled_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    compile_program = jax.stages.Lowered.compile
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda program: compiled.append(1) or compile_program(program))
+    problem = anyk.problems.JaxProblem(lambda w, batch: jnp.mean(jnp.sin(batch[0] @ w) * batch[1]), ONES, (X, y))
+    for _ in range(2):
+        problem.check_unchanged(begins=True)
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("hoisted", [False, True])
+def test_a_program_that_computes_with_something_else_is_compiled_anew(hoisted: bool) -> None:
+    array, number = np.ones(3, np.float32), [1.0]
+    inner = [jnp.ones(3)]
+
+    def total(w: Any) -> Any:
+        drawn = jax.pure_callback(lambda: array.sum(), jax.ShapeDtypeStruct((), np.float32))
+        return (w * array).sum() * number[0] + jax.jit(lambda v: (v * inner[0]).sum())(w) + drawn
+
+    def without_callback(w: Any) -> Any:
+        return (w * array).sum() * number[0] + jax.jit(lambda v: (v * inner[0]).sum())(w)
+
+    before = jax.config.jax_use_simplified_jaxpr_constants
+    jax.config.update("jax_use_simplified_jaxpr_constants", hoisted)
+    try:
+        for function in (total, without_callback):
+            array[:], number[0], inner[0] = 1.0, 1.0, jnp.ones(3)
+            for change in (lambda: array.__imul__(2.0), lambda: number.__setitem__(0, 3.0),
+                           lambda: inner.__setitem__(0, jnp.full(3, 5.0))):  # fmt: skip
+                call_compiled(function, ONES)
+                change()
+                assert float(call_compiled(function, ONES)) == float(function(jnp.asarray(ONES)))
+    finally:
+        jax.config.update("jax_use_simplified_jaxpr_constants", before)

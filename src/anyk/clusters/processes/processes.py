@@ -44,7 +44,8 @@ _SILENCE = 120.0  # seconds without a sign of life after which the helper progra
 _ENDING = 10.0  # seconds that the helper program may take to end its workers and itself
 _LONGEST = 1 << 20  # bytes of a line of the helper program
 _BROKEN = "cannot be read: a process has written over them, or they are damaged; resume the run"
-_SHARED = ("scipy.sparse", "torch")  # imported once for all workers if needed; JAX must not be forked
+# imported once for all workers if needed, with what using it imports; JAX must not be forked
+_SHARED = {"scipy.sparse": ["scipy.sparse"], "torch": ["torch", "numpy.ma", "numpy.random"]}
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clusters.processes import forkserver; "
 _BOOT += "forkserver.main(int(sys.argv[1]), json.loads(sys.argv[3]))"
 
@@ -435,7 +436,8 @@ class Processes(Remote[_ProcessHandle]):
 
 def shared_modules(buffers: Sequence[memoryview]) -> list[str]:
     """Return the modules that workers are to share, by the bytes of the object that they get."""
-    return [name for name in _SHARED if name in sys.modules and name.encode() in bytes(buffers[0])]
+    needed = [name for name in _SHARED if name in sys.modules and name.encode() in bytes(buffers[0])]
+    return [module for name in needed for module in _SHARED[name]]
 
 
 def _to_helper(request: list[object]) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ from anyk.problems.watch import Computing, compare_copies, other_numbers
 
 _ROUNDINGS = 16.0  # by which two gradients of the same rows may differ in the same process
 _LISTED = 3  # names that a sentence lists at most
+_KEPT = 8  # compiled programs
+
+_programs: dict[tuple[str, str, str], Any] = {}  # compiled, by their texts and devices; the one used last at the end
 
 
 class GivenModel:
@@ -99,8 +104,32 @@ def sketch_of(network: JaxNetwork, constants: Held, head: Samples, rows: int) ->
     import jax
 
     batch = head.batch(trial_rows(rows, head.tried))
-    gradient = jax.jit(jax.grad(lambda w, *arguments: network.total(w, *arguments)))
-    return Sketch.of(np.asarray(gradient(model_like(network.scales, network.dtype), constants, batch, SEED)))
+    w = model_like(network.scales, network.dtype)
+    return Sketch.of(np.asarray(call_compiled(jax.grad(network.total), w, constants, batch, SEED)))
+
+
+def call_compiled(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function gives as ``jax.jit`` has it, traced anew, but compiled only if its program is a new one.
+
+    Nearly always it is the one of before, and compiling takes ten times as long as tracing.
+    """
+    import jax
+
+    traced = jax.jit(lambda *values: function(*values), keep_unused=True).trace(*arguments)  # of a new function
+    lowered = traced.lower()
+    if traced.jaxpr.consts:  # closed-over arrays, which may be large
+        return lowered.compile()(*arguments)
+    program = lowered.as_text()
+    inputs = re.search(r"func\.func public @main\((.*)", program)
+    count = len(jax.tree.leaves(arguments))
+    if inputs is None or len(re.findall(r"%arg\d+:", inputs[1])) != count or "callback" in program:
+        return lowered.compile()(*arguments)  # its text does not tell all that it computes with
+    key = program, jax.default_backend(), str(jax.config.jax_default_device)
+    compiled = _programs.pop(key, None) or lowered.compile()
+    _programs[key] = compiled
+    if len(_programs) > _KEPT:
+        del _programs[next(iter(_programs))]
+    return compiled(*arguments)
 
 
 def rounding(dtype: DType) -> float:
