@@ -63,6 +63,11 @@ class LoopModule:
         self._nonzero = False
         self._counted = 0
 
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """The optimisers that have stepped the module's parameters so far."""
+        return self._watched.optimizers
+
     def first_changes(self) -> dict[int, Array]:
         """Return the frozen parameters and buffers that are not those of the problem's module."""
         return {} if self._kept is None else self._kept.changes({})
@@ -344,12 +349,15 @@ class _WatchedSteps:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self._own, self.steps = set(map(id, parameters)), 0
+        self.optimizers: list[Any] = []  # those that have stepped
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
     def _before_step(self, optimizer: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
         if not any(id(parameter) in self._own for group in optimizer.param_groups for parameter in group["params"]):
             return
         self.steps += 1
+        if not any(optimizer is other for other in self.optimizers):
+            self.optimizers.append(optimizer)
         closures = [*arguments[1:], options.get("closure")]  # the first is the optimiser itself
         if any(closure is not None and not _is_round(closure) for closure in closures):
             raise BadInput(

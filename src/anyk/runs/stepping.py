@@ -16,7 +16,7 @@ import numpy as np
 
 from anyk.base.arrays import Array, Vector
 from anyk.base.checks import AtLeastOne, check_value
-from anyk.base.errors import BadInput, RunFailed, outside
+from anyk.base.errors import BadInput, RunFailed, as_bad_input, outside
 from anyk.base.specs import Spec
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
@@ -31,6 +31,7 @@ from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.step_record import StepBegun
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
 from anyk.runs.folder.config import NAME, read_config
+from anyk.runs.kept_states import left_out
 from anyk.runs.log.receipts import Receipt, receipt_after, receipt_of_step
 from anyk.runs.loop_module import LoopModule, matching
 from anyk.runs.run import Run
@@ -40,6 +41,12 @@ from anyk.strategies import strategy as build_strategy
 
 if TYPE_CHECKING:
     import torch
+
+
+_NOT_KEPT = (
+    "the run's folder does not store the state of {names}: a loop that is resumed from it begins it anew; give "
+    "keep=[…] with all optimisers and schedulers of the loop"
+)
 
 
 @dataclass
@@ -116,7 +123,7 @@ class _HandOver(Optimizer):
 class Loop(Callback):
     """The callback by which a run reports to the user's loop and stores the loop's state in checkpoints."""
 
-    _keep: tuple[Any, ...]
+    keep: tuple[Any, ...]
     _accumulate: int = 1
     driver: Driver | None = None
     begun: StepBegun | None = None  # the step that the loop takes
@@ -141,7 +148,8 @@ class Loop(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each of the user's objects, and how many rounds are accumulated."""
-        return {"accumulate": self._accumulate, "keep": [item.state_dict() for item in self._keep]}
+        kinds = [type(item).__name__ for item in self.keep]
+        return {"accumulate": self._accumulate, "kinds": kinds, "keep": [item.state_dict() for item in self.keep]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the user's objects."""
@@ -150,13 +158,19 @@ class Loop(Callback):
                 f"the run accumulates {saved['accumulate']} rounds for each step, got accumulate={self._accumulate}; "
                 "give the same"
             )
-        states = saved["keep"]
-        if len(states) != len(self._keep):
+        kinds, states = saved["kinds"], saved["keep"]
+        if len(states) != len(self.keep):
             raise BadInput(
-                f"the run stores the states of {len(states)} objects, keep has {len(self._keep)}; give the same"
+                f"the run stores the states of {len(states)} objects, keep has {len(self.keep)}; give the same"
             )
-        for item, state in zip(self._keep, states, strict=True):
-            item.load_state_dict(state)
+        if kinds != (given := [type(item).__name__ for item in self.keep]):
+            raise BadInput(
+                f"the run stores the states of {', '.join(kinds)}, in this order, keep has {', '.join(given)}; give "
+                "the same"
+            )
+        for kind, item, state in zip(kinds, self.keep, states, strict=True):
+            with as_bad_input(f"the {kind} in keep cannot take the state that the run stores", Exception):
+                item.load_state_dict(state)
 
 
 @dataclass(eq=False, repr=False)
@@ -170,8 +184,10 @@ class SteppedRounds:
     _loop: Loop
     _callbacks: Callbacks
     _resumed: Path | None  # the folder of the run that continues
+    _out: str | Path | None  # the folder of the run
     _last: int | None  # the number of steps, if it is limited
     _accumulate: int = 1
+    _checked: int = 0  # the number of optimisers of which it is known whether their states are kept
     _waiting: bool = False  # whether the run waits for the loop's next model
     _steps: SimpleQueue[Step | None] = field(default_factory=SimpleQueue)
     _ends: SimpleQueue[None] = field(default_factory=SimpleQueue)
@@ -220,6 +236,8 @@ class SteppedRounds:
                 finally:  # the step at which the loop is left counts
                     if module is not None:
                         step.model, step._kept = module.end_step(step.number, evaluates=self.evaluates)
+                if module is not None:
+                    self.check_kept(module.optimizers)
                 self._ends.put(None)
         finally:
             self._loop.over = True
@@ -248,6 +266,15 @@ class SteppedRounds:
             watch.check()
         elif is_glanced_at(number):
             watch.glance()
+
+    def check_kept(self, optimizers: Sequence[Any]) -> None:
+        """Warn if optimisers that have stepped, or their schedulers, have states that the run's folder lacks."""
+        if self._out is None or len(optimizers) == self._checked:
+            return
+        lost = left_out(optimizers[self._checked :], self._loop.keep)
+        self._checked = len(optimizers)
+        if lost:
+            warnings.warn(_NOT_KEPT.format(names=", ".join(lost)), RuntimeWarning, stacklevel=outside())
 
     def _say_where(self, number: int) -> None:
         """Report on standard error where a resumed loop continues."""
@@ -458,6 +485,7 @@ def begin_rounds(
         _loop=loop,
         _callbacks=listeners,
         _resumed=resumed,
+        _out=out,
         _last=steps,
         _accumulate=accumulate,
     )
