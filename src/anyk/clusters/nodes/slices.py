@@ -126,6 +126,12 @@ class Holder:
         if own is not None and own.nbytes < _LARGE:
             self._unused.append(own)
 
+    def copy_from(self, message: Vector) -> None:
+        """Copy the slices that lie in a message, whose memory will be freed."""
+        for number, own in self._sums.items():
+            if np.may_share_memory(own, message):
+                self._sums[number] = own.copy()
+
     def combine(self, messages: Sequence[Place], weights: Sequence[Any], coordinates: slice) -> Floats:
         part = slice(coordinates.start - self.first, coordinates.stop - self.first)
         terms = [(self._sums[number][part], weight) for (number, _), weight in zip(messages, weights, strict=True)]
