@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import anyk
 from anyk.clusters.remote.shipping import ship, unship
 from anyk.problems.torch import waiting_parameters
 from anyk.problems.torch.network import trainable_parameters
+from mapped_memory import resident_at
 
 X = torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
 y = torch.randn(40, 200, generator=torch.Generator().manual_seed(1))
@@ -46,15 +46,7 @@ def made(module: nn.Module) -> Any:
 
 def resident(problem: Any) -> int:
     """Return the bytes of memory in which the problem's file is."""
-    address, found = problem._network.module.first.weight.data_ptr(), -1
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, *rest = line.split()
-        if not name.endswith(":"):
-            begin, end = (int(place, 16) for place in name.split("-"))
-            inside = begin <= address < end and line.endswith("(deleted)")
-        elif inside and name == "Rss:":
-            found = int(rest[0]) * 1024
-    return found
+    return resident_at(problem._network.module.first.weight.data_ptr(), of="(deleted)")
 
 
 @pytest.fixture
