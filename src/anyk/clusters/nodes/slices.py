@@ -13,6 +13,7 @@ from anyk.base import keyed
 from anyk.base.arrays import Array, DType, Floats, Vector, Vectors
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.messages import add_weighted
+from anyk.clusters.nodes.compiler import without_compiler
 from anyk.clusters.nodes.wire import PIECE
 from anyk.clusters.steps import PartOfStep, Place, StepPlan, note_state, stepping_by
 from anyk.optimizers import Clip, Optimizer, squared_norm
@@ -184,7 +185,8 @@ class Holder:
         states = self.states(plan.slot, plan.version)
         steps_by, state = stepping_by(plan, self._settings[plan.slot].optimizer, states, part.w)
         assert (factor is not None) == isinstance(steps_by, Clip), "the whole gradient has a norm, not this slice"
-        digest = part.take(steps_by, state, factor)
+        with without_compiler():
+            digest = part.take(steps_by, state, factor)
         if digest is None:
             raise RunFailed("this optimiser cannot step a slice")
         note_state(plan, states, state)
