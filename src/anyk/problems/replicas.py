@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
@@ -324,6 +326,7 @@ def seed_of_draws(key: int, partition: int, rows: Array | None) -> int:
 
 
 _EQUAL = 0.01  # standard deviation in place of 0
+_PAGE, _SPARSE = 1 << 12, 4  # numbers of a sparse model that stand together, and the pages of which one has numbers
 Scales = list[tuple[int, float, float]]  # size, mean and standard deviation of each parameter of a model
 
 
@@ -335,19 +338,32 @@ def scales_of(parameters: Sequence[Array]) -> Scales:
     return [(array.size, float(array.mean()), float(array.std()) or _EQUAL) for array in parameters if array.size]
 
 
-def model_like(scales: Scales, dtype: DType) -> Vector:
+def model_like(scales: Scales, dtype: DType, *, sparse: bool = False) -> Vector:
     """Return normal random numbers with the scales of the initial model's parameters.
 
-    Workers use them in the place of that model, which is not sent before the run begins.
+    Workers use them in the place of that model, which is not sent before the run begins. ``sparse``: numbers stand on
+    one page of four, and zeros elsewhere, which take no memory.
     """
     generator = keyed_generator(0, "trial model")
-    w = np.empty(sum(size for size, _, _ in scales), dtype=dtype)
+    size = sum(size for size, _, _ in scales)
+    w = _untouched(size, dtype) if sparse else np.empty(size, dtype=dtype)
+    step, filled = (_SPARSE * _PAGE, _PAGE) if sparse else (_PART, _PART)
     first = 0
     for size, mean, deviation in scales:
-        for piece in _parts(w[first : first + size]):
+        parameter = w[first : first + size]
+        for start in range(0, size, step):
+            piece = parameter[start : start + filled]
             piece[:] = mean + deviation * generator.standard_normal(piece.size)
         first += size
     return w
+
+
+def _untouched(size: int, dtype: DType) -> Vector:
+    """Return zeros that take no memory until others are written, page by page."""
+    memory = mmap.mmap(-1, size * dtype.itemsize)
+    with contextlib.suppress(AttributeError, OSError):  # systems without large pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=dtype, count=size)
 
 
 def _percent(apart: float) -> str:

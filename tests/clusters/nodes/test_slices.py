@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from anyk.base import keyed
 from anyk.base.arrays import Vector
 from anyk.base.keyed import array_digest
-from anyk.clusters.nodes import slices
+from anyk.clusters.nodes import sliced_store, slices
+from anyk.clusters.nodes.holders import MessageSource, SlicedMessage
 from anyk.clusters.nodes.holding import Holding
 from anyk.clusters.nodes.session import (
     NOT_INTACT,
@@ -204,6 +205,41 @@ def test_messages_of_the_node_itself_are_not_read() -> None:
     node.holding.obey(Measure(1, 3, 3, [(1, 2.0), (2, 1.0)]))
     node.holding.look()
     assert sum(node.told[-1].squares) == pytest.approx(9.0 * float(np.square(np.arange(FIRST, LAST)).sum()))
+
+
+def test_a_slice_outlives_the_message_that_it_lay_in() -> None:
+    node = Node()
+    message = node.messages[b"own"] = np.arange(float(SIZE))
+    node.holding.obey(Collect(1, 1, 3, 8 * FIRST, OWN, "here:1"))
+    collect(node, 2, np.arange(float(FIRST), float(LAST)))
+    read = np.frombuffer(node.reads[1])
+    node.holding.forget_source(message)
+    message[:] = np.nan  # its worker writes there again
+    node.holding.obey(Measure(1, 3, 3, [(1, 1.0), (2, -1.0)]))
+    node.holding.look()
+    assert node.told[-1].squares == [0.0, 0.0]
+    assert np.shares_memory(node.holding._holder._sums[2], read), "what does not lie in it is not copied"
+
+
+@pytest.mark.parametrize(("copies", "large", "left"), [(1, 1, 1), (1, 1 << 26, 3), (2, 1, 3)])
+def test_replicas_of_a_large_message_at_its_holders_are_freed(
+    copies: int, large: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for one from which the driver may read all of it; with copies, others may still have to read it."""
+    monkeypatch.setattr(sliced_store, "_LARGE", large)
+    store: Any = object.__new__(SlicedStore)
+    store._holders = SimpleNamespace(copies=copies)
+    sources = [MessageSource(rank, rank, f"node{rank}:1", REMOTE) for rank in range(3)]
+    message, freed = SlicedMessage(1, np.dtype(float), SIZE, sources[0]), []
+    message.sources += sources[1:]
+    message.frees += [lambda rank=rank: freed.append(rank) for rank in range(3)]  # type: ignore[misc]
+    frees = message.frees
+    for _ in range(2):
+        assert store.keep(SimpleNamespace(worker=4), (0,), message).vector is message
+    assert message.sources == sources[:left] and freed == [1, 2][: 3 - left]
+    for free in frees:  # as when nothing refers to the message any more
+        free()
+    assert sorted(freed) == [0, 1, 2]
 
 
 def test_what_does_not_arrive_intact_or_finite_is_told() -> None:

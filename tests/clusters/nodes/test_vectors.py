@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 
+from anyk.clusters.contract import Report
+from anyk.clusters.nodes import vectors
 from anyk.clusters.nodes.session import OfferedPart
-from anyk.clusters.nodes.vectors import NodeVectors
+from anyk.clusters.nodes.vectors import NodeStore, NodeVectors
 from anyk.clusters.nodes.wire import Offered
+from anyk.clusters.processes.memory import EMPTIED, FREE, FULL, HEADER, MemoryLayout, Segment, mark_buffer
+from anyk.clusters.remote.channel import REPLY
+from anyk.clusters.remote.handles import Notice
 
 pytestmark = pytest.mark.in_process
 
@@ -106,3 +113,39 @@ def test_a_step_ends_the_read_of_its_part() -> None:
     assert node.stopped == [2]
     node.vectors.finished(1, complete=True)
     assert node.vectors.here(KEY)
+
+
+def allocated(segment: Segment) -> int:
+    return os.fstat(segment.fd).st_blocks * 512
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="this system frees no part of shared memory")
+@pytest.mark.parametrize("large", [1, 1 << 40])
+def test_the_memory_of_large_models_and_messages_is_freed(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_LARGE", large)
+    size = 100_000
+    layout = MemoryLayout(
+        workers=2, slots=("model",), copies=3, dimension=size, dtype="<f8", buffers=4, lengths=(size, 0), box=4096
+    )
+    models, replies = Segment.create(layout.models_size, "models"), Segment.create(layout.replies_size, "replies")
+    store = NodeStore(None, layout)
+    store.attach(models, replies, Segment.create(0, "states"))
+    for turn in range(3):
+        store.blank("model")[:] = turn
+        store.publish("model", turn, store.blank("model"))
+        for buffer in range(2):
+            offset = layout.buffer_at(0, buffer)
+            header = HEADER.unpack_from(replies.memory, offset)
+            assert header[0] == (EMPTIED if large == 1 and turn else FREE)
+            replies.array(offset + HEADER.size, size, np.dtype(float))[:] = turn + buffer
+            mark_buffer(replies.memory, offset, FULL, task=turn, chunk=0, length=size)
+            notice = Notice(0.0, 0, 0, buffer, Report(REPLY, turn, 0))
+            kept = store.keep(notice, (), replies.array(offset + HEADER.size, size, np.dtype(float)))
+            assert (kept.vector == turn + buffer).all() and kept.buffer == buffer
+            store.free_buffer(0, buffer)
+        store.release("model", turn)
+        page = mmap.PAGESIZE
+        assert allocated(replies) <= 6 * page if large == 1 else allocated(replies) >= 2 * 8 * size
+        assert allocated(models) == 0 if large == 1 else allocated(models) >= 8 * size
+    for segment in (models, replies):
+        segment.close()

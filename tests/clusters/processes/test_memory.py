@@ -1,14 +1,18 @@
 """Shared memory: mail boxes hold the newest order, however long it is."""
 
 import fcntl
+import mmap
 import os
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import anyk
-from anyk.clusters.processes.memory import MailBox, Segment
+from anyk.clusters.processes.memory import EMPTIED, MailBox, MemoryLayout, Segment, mark_buffer
+from anyk.clusters.processes.shared_worker import SharedMemoryWorker
 from anyk.testing import Squares
 
 
@@ -61,3 +65,23 @@ def test_shared_memory_cannot_be_cut_short() -> None:
     segment.grow(50_000)
     assert segment.size == 50_000 and fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
     segment.close()
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="this system frees no part of shared memory")
+def test_a_buffer_without_pages_gets_them_before_it_is_written() -> None:
+    """A worker that lacked memory while it writes would be killed; here lack of memory is an error."""
+    layout = MemoryLayout(
+        workers=1, slots=("model",), copies=1, dimension=1, dtype="<f8", buffers=2, lengths=(50_000,), box=4096
+    )
+    worker = object.__new__(SharedMemoryWorker)
+    replies = Segment.create(layout.replies_size, "replies")
+    worker.worker, worker._layout, worker._reserved = 0, layout, set()
+    worker._shared = SimpleNamespace(replies=replies)  # type: ignore[assignment]
+    worker._messages = SimpleNamespace(dtype=np.dtype(float))  # type: ignore[assignment]
+    for _ in range(2):
+        assert worker.reserve_buffer(50_000, 0)[0] == 0
+        assert os.fstat(replies.fd).st_blocks * 512 >= 8 * 50_000
+        replies.empty(0, replies.size)
+        mark_buffer(replies.memory, 0, EMPTIED)
+        assert os.fstat(replies.fd).st_blocks * 512 <= 2 * mmap.PAGESIZE
+    replies.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 import anyk
 from anyk.clusters.messages import Messages
-from anyk.problems.replicas import SINGLE, Mark, marks_apart
+from anyk.problems.replicas import SINGLE, Mark, Trial, marks_apart, model_like
 from anyk.problems.torch import module_partitions, network
 from anyk.protocol import Chunk
+from mapped_memory import resident_at
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 y = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
@@ -224,3 +226,42 @@ def test_gradients_passed_on_in_pieces_have_the_same_bits(name: str, monkeypatch
     monkeypatch.setattr(Messages, "add", note)
     assert messages_of() == whole
     assert (max(pieces) < 40) == ("several" not in name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system tells the memory of mappings")
+def test_the_model_on_which_large_modules_are_tried_takes_a_quarter() -> None:
+    scales = [(100, 0.0, 1.0), (3_000_000, 5.0, 1.0), (7, 0.0, 1.0)]
+    w = model_like(scales, np.dtype(np.float32), sparse=True)
+    assert w.nbytes / 4 < resident_at(w.ctypes.data) < w.nbytes / 3
+    large = w[100:-7]
+    assert 0.2 < np.count_nonzero(large) / large.size < 0.3 and np.count_nonzero(w[:100]) == 100
+    assert abs(large[large != 0].mean() - 5.0) < 0.1
+    assert (w == model_like(scales, np.dtype(np.float32), sparse=True)).all()
+
+
+class Normalised(nn.Module):
+    """Weights whose rows have norm 1, which rows of zeros have not."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.last = nn.utils.parametrizations.weight_norm(nn.Linear(6, width)), nn.Linear(width, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.layer(x)))
+
+
+@pytest.mark.parametrize("made", [lambda: Normalised(9000), lambda: nn.Sequential(nn.Linear(6, 9000), nn.Tanh(),
+                                                                               nn.Linear(9000, 2))])  # fmt: skip
+def test_large_modules_are_compared_at_a_model_with_a_gradient(
+    made: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module_partitions, "_SPARSE", 10)
+    problem = anyk.problems.TorchProblem(made(), nn.MSELoss(), (X, y))
+    partitions = problem.split(2)
+    trial = Trial.of(partitions._tried, partitions.rounding(), replicas=True)
+    assert trial is not None and np.isfinite(trial.sketch).all() and trial.sketch.all()
+    trial.check(partitions._tried, dict)
+    other = anyk.problems.TorchProblem(made(), nn.MSELoss(), (X, y * 1.1)).split(2)
+    with pytest.raises(anyk.BadInput, match="apart from the driver's"):
+        trial.check(other._tried, dict)

@@ -253,7 +253,10 @@ class Agent:
             holding.forget_messages(slices)
         for name in messages:
             self._carrier.drop(name)
-            _, worker, buffer = run.kept.pop(name, (None, 0, None))
+            vector, worker, buffer = run.kept.pop(name, (None, 0, None))
+            if vector is not None:
+                for holding in run.holdings.values():
+                    holding.forget_source(vector)
             if buffer is not None:
                 run.store.free_buffer(worker, buffer)
 

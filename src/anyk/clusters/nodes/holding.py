@@ -127,6 +127,10 @@ class Holding:
                 self._stop(read)
             self._holder.drop(number)
 
+    def forget_source(self, message: Vector) -> None:
+        """Use the memory of a message no more."""
+        self._holder.copy_from(message)
+
     def close(self) -> None:
         """Stop all reads, withdraw what is offered, and forget the orders."""
         for read in self._finishing:

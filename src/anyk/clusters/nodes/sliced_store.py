@@ -28,6 +28,8 @@ from anyk.clusters.steps import Place, StepPlan, named_outer, split_states, step
 from anyk.clusters.store import Elsewhere, Message
 from anyk.optimizers import Clip, Optimizer, unclipped
 
+_LARGE = 1 << 26  # bytes of a message whose replicas are freed early
+
 
 class SlicedVersion(Elsewhere):
     """A version whose slices are written by steps of those who hold them, and offered by them.
@@ -163,6 +165,8 @@ class SlicedStore(DriverStore):
         return content
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Any) -> Message:
+        if isinstance(vector, SlicedMessage) and self._holders.copies == 1:
+            _free_replicas(vector)
         return Message(ids, vector, notice.worker)
 
     def message(self, key: Place) -> Vector:
@@ -395,6 +399,16 @@ class SlicedStore(DriverStore):
     def _offer(self, vector: Vector) -> Offered:
         self._offers.append(self._carrier.offer(bytes_of(np.ascontiguousarray(vector))))
         return self._offers[-1]
+
+
+def _free_replicas(message: SlicedMessage) -> None:
+    """Free the memory of a large message that is at its holders, but for one replica from which all can be read."""
+    if message.size * message.dtype.itemsize < _LARGE:
+        return  # whose memory is used again as soon as the step is taken
+    frees = message.frees[1:]
+    del message.sources[1:], message.frees[1:]
+    for free in frees:
+        free()
 
 
 def _check_offered(rank: int, offered: Offered, size: int, most: int) -> None:

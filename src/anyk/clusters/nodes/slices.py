@@ -14,6 +14,7 @@ from anyk.base import keyed
 from anyk.base.arrays import Array, DType, Floats, Vector, Vectors
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters.messages import add_weighted
+from anyk.clusters.nodes.compiler import without_compiler
 from anyk.clusters.nodes.wire import PIECE
 from anyk.clusters.steps import PartOfStep, Place, StepPlan, note_state, stepping_by
 from anyk.optimizers import Clip, Optimizer, squared_norm
@@ -128,6 +129,12 @@ class Holder:
         if own is not None and own.nbytes < _LARGE:
             self._unused.append(own)
 
+    def copy_from(self, message: Vector) -> None:
+        """Copy the slices that lie in a message, whose memory will be freed."""
+        for number, own in self._sums.items():
+            if np.may_share_memory(own, message):
+                self._sums[number] = own.copy()
+
     def combine(self, messages: Sequence[Place], weights: Sequence[Any], coordinates: slice) -> Floats:
         part = slice(coordinates.start - self.first, coordinates.stop - self.first)
         terms = [(self._sums[number][part], weight) for (number, _), weight in zip(messages, weights, strict=True)]
@@ -180,7 +187,8 @@ class Holder:
         states = self.states(plan.slot, plan.version)
         steps_by, state = stepping_by(plan, self._settings[plan.slot].optimizer, states, part.w)
         assert (factor is not None) == isinstance(steps_by, Clip), "the whole gradient has a norm, not this slice"
-        digest = part.take(steps_by, state, factor)
+        with without_compiler():
+            digest = part.take(steps_by, state, factor)
         if digest is None:
             raise RunFailed("this optimiser cannot step a slice")
         note_state(plan, states, state)

@@ -11,11 +11,12 @@ from anyk.base.arrays import Array
 from anyk.clusters.contract import Key
 from anyk.clusters.nodes.session import OfferedPart
 from anyk.clusters.nodes.wire import Offered, bytes_of
-from anyk.clusters.processes.memory import MemoryLayout
+from anyk.clusters.processes.memory import EMPTIED, HEADER, MemoryLayout, mark_buffer
 from anyk.clusters.processes.shared_store import SharedStore
 from anyk.clusters.store import Message
 
-_LARGE = 1 << 26  # bytes of a model whose memory is freed at once; that of others is used again, which is faster
+# bytes of a model, or a message, whose memory is freed at once; that of others is used again, which is faster
+_LARGE = 1 << 26
 _RETRY = 1.0  # seconds after which a read that failed is begun again, if its vector is still needed
 
 
@@ -40,6 +41,14 @@ class NodeStore(SharedStore):
         if copy is not None and self._plan.model_bytes >= _LARGE:
             self._memory.empty(copy * self._plan.model_bytes, self._plan.model_bytes)
             self._reserved.discard(copy)
+
+    def _mark_free(self, worker: int, offset: int) -> None:
+        size = self._plan.buffer_bytes(worker)
+        if size < _LARGE:
+            super()._mark_free(worker, offset)
+            return
+        self._replies.empty(offset + HEADER.size, size - HEADER.size)
+        mark_buffer(self._replies.memory, offset, EMPTIED)
 
 
 class _Vector:

@@ -81,9 +81,11 @@ class Segment:
         return [view[start : start + length] for start, length in places]
 
     def empty(self, start: int, length: int) -> None:
-        """Free the pages of a range, which then holds zeros, if the system can do so."""
-        if hasattr(mmap, "MADV_REMOVE"):
-            self.memory.madvise(mmap.MADV_REMOVE, start, length)
+        """Free the pages within a range, which then hold zeros, if the system can do so."""
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (start + length) // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_REMOVE") and first < last:
+            self.memory.madvise(mmap.MADV_REMOVE, first, last - first)
 
     def write(self, start: int, data: bytes | memoryview) -> None:
         """Write bytes at any place, without mapping it; the segment's length in other processes is unchanged."""
@@ -176,7 +178,7 @@ class MemoryLayout:
 
 
 HEADER = struct.Struct("=qqqq32x")  # header of a reply buffer: state, task, chunk, length
-FREE, WRITING, FULL = 0, 1, 2  # states of a reply buffer
+FREE, WRITING, FULL, EMPTIED = 0, 1, 2, 3  # states of a reply buffer; emptied: free, without the memory of its pages
 ERROR_BOX = 4096
 _BOX = struct.Struct("=qqqq")  # sequence number; offset, length and checksum of the orders
 

@@ -175,8 +175,11 @@ class SharedStore(RemoteStore):
             self._gaps[buffer.size].append(buffer.offset)
             return
         order_memory()  # what was read from it was read before the worker writes again
-        mark_buffer(self._replies.memory, self._plan.buffer_at(worker, buffer), FREE)
+        self._mark_free(worker, self._plan.buffer_at(worker, buffer))
         self._occupied[worker].discard(buffer)
+
+    def _mark_free(self, worker: int, offset: int) -> None:
+        mark_buffer(self._replies.memory, offset, FREE)
 
     def void(self, worker: int) -> None:
         """Free the buffer that a worker was writing when it died, and drop its states; messages already sent stay."""

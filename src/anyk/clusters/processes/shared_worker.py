@@ -12,6 +12,7 @@ import numpy as np
 from anyk.base.arrays import Array, Vector
 from anyk.clusters.contract import Report
 from anyk.clusters.processes.memory import (
+    EMPTIED,
     ERROR_BOX,
     FREE,
     FULL,
@@ -97,8 +98,9 @@ class SharedMemoryWorker(Worker[int]):
         while True:
             for buffer in range(layout.buffers):
                 offset = layout.buffer_at(self.worker, buffer)
-                if HEADER.unpack_from(memory, offset)[0] == FREE:
-                    if buffer not in self._reserved:
+                state = HEADER.unpack_from(memory, offset)[0]
+                if state in (FREE, EMPTIED):
+                    if state == EMPTIED or buffer not in self._reserved:
                         self._shared.replies.reserve(offset, layout.buffer_bytes(self.worker))
                         self._reserved.add(buffer)
                     mark_buffer(memory, offset, WRITING)

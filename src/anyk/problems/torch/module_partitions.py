@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MICROBATCH = 512  # largest number of samples of a forward pass if ``microbatch`` is not set
 _PART = 1 << 16  # numbers of a gradient that are passed on at a time
+_SPARSE = 1 << 24  # parameters of a module that is tried at a model most of which is zeros, which take no memory
 
 
 class DeviceSamples(Samples):
@@ -178,12 +179,12 @@ class TorchPartitions(Batches):
     def _tried(self, most: int = ROWS) -> Floats:
         head, (first, last) = self.data.head, self._bounds[0]
         rows = trial_rows(most, min(head.tried, self.sizes[0]))  # without opening a file
-        found = Sketch()
-        self.put_sum(
-            model_like(self._scales, self.dtype),
-            PartitionSamples(data=head, partition=0, first=first, last=last, rows=rows, requested_rows=rows),
-            found.add,
-        )
+        chosen = PartitionSamples(data=head, partition=0, first=first, last=last, rows=rows, requested_rows=rows)
+        for sparse in (True, False) if self.dimension >= _SPARSE else (False,):
+            found = Sketch()
+            self.put_sum(model_like(self._scales, self.dtype, sparse=sparse), chosen, found.add)
+            if np.isfinite(found.sums).all() and found.sums.any():  # norms of parameters of zeros, for one, are not
+                break
         return found.sums
 
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:

@@ -79,6 +79,7 @@ from anyk.problems.torch.tensor_samples import (
     samples_of,
     tensor_over,
 )
+from anyk.problems.torch.waiting_parameters import WaitingParameters
 from anyk.problems.values import Leaves, Values
 from anyk.problems.watch import DATA, DATA_SET, CodeWatch, Computing, compare_copies, other_numbers
 
@@ -251,6 +252,7 @@ class TorchProblem(NetworkProblem):
         self._made_with = self._numbers_of(twin)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
+        self._waiting = WaitingParameters(parameters)
         self.l2 = checked_l2(l2)
         # a sum, or a mean over terms that are counted, is right for any number of samples
         reading = ItemReading(collate_fn, takes, transform, eval_transform, as_many=mean and count is None)
@@ -277,6 +279,7 @@ class TorchProblem(NetworkProblem):
         self._set_terms(count, ignored_target(loss) if mean else None)
         self._try_gradient()
         self._set_metrics(metrics, better)
+        self._waiting.rest()
 
     def _set_metrics(self, metrics: Mapping[str, Metric] | None, better: Better | None) -> None:
         """Set the metrics to report: the user's, or those that the loss determines; try them on held-out samples."""
@@ -452,6 +455,7 @@ class TorchProblem(NetworkProblem):
         most = 1 if alone else self._microbatch
         parts = TorchPartitions(self._network, data, ends, most, self.changing_values)
         parts.by_weight = self.by_weight
+        self._waiting.rest()
         return parts
 
     def with_values(self, leaves: Leaves) -> TorchProblem:
@@ -622,9 +626,11 @@ class TorchProblem(NetworkProblem):
         """Return the parameters of the given module, as one vector."""
         import torch
 
-        return torch.cat(
+        w: Vector = torch.cat(
             [parameter.detach().reshape(-1) for parameter in trainable_parameters(self._network.module)]
         ).numpy()
+        self._waiting.rest()
+        return w
 
     def _mean_loss(self, w: Vector) -> float:
         return loss_sum(self._network_at(w, lasting=False), self._parts(self._data.evaluated)) / self.samples
@@ -664,6 +670,7 @@ class TorchProblem(NetworkProblem):
             raise BadInput(f"the run's model has {np.size(w):,} parameters, the problem's module {self.dimension:,}")
         self._network = copy.copy(self._network)
         self._network.module, self._last = module, None
+        self._waiting = WaitingParameters(trainable_parameters(module))
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
         """Return each parameter's index among the trainable parameters, None if frozen; raise for another module's."""
