@@ -27,8 +27,16 @@ from pathlib import Path
 from typing import Any
 
 HELPERS = ("anyk.clusters.processes.forkserver", "anyk.clusters.processes.aside")
-# of the files of tests, which workers import for the problems in them
-TESTS = ("pytest", "hypothesis", "click.testing", "anyk.cli", "anyk.runs.api", "anyk.testing.problems")
+# of the files of tests, which workers import for the problems in them, and of metrics
+TESTS = (
+    "pytest",
+    "hypothesis",
+    "click.testing",
+    "anyk.cli",
+    "anyk.runs.api",
+    "anyk.testing.problems",
+    "sklearn.metrics",
+)
 MOST = 1 << 20  # bytes of a request
 HIGHEST = 500  # descriptors above have no room above them while they are put in place
 

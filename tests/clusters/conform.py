@@ -179,15 +179,15 @@ def abandoned() -> None:
     """The folder of a Ray cluster whose driver was killed is removed by the next one, those in use are not."""
     script = (
         "import os; from anyk.clusters import Ray; cluster = Ray(1); cluster.prepare(); "
-        "print(cluster._folder.name, flush=True); os.kill(os.getpid(), 9)"
+        "print(cluster._connection.folder.name, flush=True); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     left = Path(killed.stdout.splitlines()[-1])
     assert left.is_dir(), killed
     with Ray(1) as cluster, LockedFolder("anykray-", "/tmp") as other:
         cluster.prepare()
-        assert cluster._folder is not None
-        own = Path(cluster._folder.name)
+        assert cluster._connection.folder is not None
+        own = Path(cluster._connection.folder.name)
         raylet = Path(ray_socket())
         assert raylet.is_socket() and raylet.is_relative_to(own) and len(str(raylet)) < 100
         assert own.stat().st_mode & 0o777 == 0o700  # no other user reaches what is in it

@@ -106,8 +106,8 @@ def a_killed_worker_is_replaced() -> None:
     cluster, most = on_ray(), [0]
 
     def watch(driver: Any, evaluator: Any) -> None:
-        actors = cluster._holders
-        assert actors is not None
+        assert cluster._sliced is not None
+        actors = cluster._sliced.actors
         most[0] = max(most[0], len(actors.carrier.stored))
         if driver.step == 3 and not driver.ledger.counts.lost:
             os.kill(cluster.pids[0], signal.SIGKILL)
@@ -128,8 +128,8 @@ def a_killed_holder_ends_the_run_which_goes_on() -> None:
 
     def watch(driver: Any, evaluator: Any) -> None:
         if driver.step == 5:
-            assert cluster._holders is not None
-            actor = cluster._holders._actors[1]
+            assert cluster._sliced is not None
+            actor = cluster._sliced.actors._actors[1]
             os.kill(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
 
     adamw = anyk.optimizers.optimizer("adamw", lr=0.1)

@@ -9,7 +9,6 @@ import pytest
 
 import anyk
 from anyk.base.errors import RunFailed
-from anyk.base.keyed import keyed_generator
 from anyk.clusters.messages import Messages, inspect_message
 from anyk.problems import LeastSquares
 from anyk.protocol import Chunk
@@ -53,22 +52,6 @@ def test_each_sample_counts_alike_in_an_epoch(batch: int) -> None:
     for j in (0, 49):
         total = sum(messages.partial_gradient(j, w, chunk, version) for version in range(steps))
         np.testing.assert_allclose(total / steps, messages.partial_gradient(j, w), rtol=1e-12, atol=1e-12)
-
-
-def test_an_epoch_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A permutation of a large partition takes longer than a small gradient; versions may come in any order."""
-    partitions = anyk.problems.from_data("synthetic:rows=203,features=3").split(2)
-    chunk = Chunk((0,), (1.0,), batch=7)
-    drawn = []
-    generator = keyed_generator
-    monkeypatch.setattr("anyk.clusters.messages.keyed_generator", lambda *key: drawn.append(key[1:]) or generator(*key))
-    messages = Messages(partitions, epochs=True)
-    steps = -(-max(partitions.sizes) // 7)
-    rows = {version: messages.rows(0, chunk, version) for version in range(3 * steps)}
-    assert drawn == [("epoch", epoch, 0) for epoch in range(3)]
-    for version in (2 * steps, steps - 1, 3 * steps - 1, 0):
-        np.testing.assert_array_equal(messages.rows(0, chunk, version), rows[version])
-        np.testing.assert_array_equal(Messages(partitions, epochs=True).rows(0, chunk, version), rows[version])
 
 
 @pytest.mark.parametrize("batch", [2, 3, 4])

@@ -26,7 +26,7 @@ from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.session import NOT_INTACT, Measure, Told
 from anyk.clusters.nodes.sliced_messages import DRIVER, MessageSource
 from anyk.clusters.nodes.wire import Offered, bytes_of, digests_of
-from anyk.clusters.ray import holder, slices
+from anyk.clusters.ray import holder, slice_reads, slices
 from anyk.clusters.ray.actor import Actor, RayWorker, joined, unpack_announced
 from anyk.clusters.ray.answers import Unanswered
 from anyk.clusters.remote.channel import REPLY
@@ -132,7 +132,7 @@ def test_a_message_without_a_good_replica_has_failed(driver: Driver, vector: Any
     driver.also(message, driver.source(5, vector, sent=-vector))
     for _ in range(3):
         driver.poll()
-    assert driver.over == [(message.number, NOT_INTACT)] and not driver.actors._collecting
+    assert driver.over == [(message.number, NOT_INTACT)] and not driver.actors._reads._readings
 
 
 @pytest.mark.in_process
@@ -148,7 +148,7 @@ def test_a_slow_replica_does_not_hold_up_the_others(
     driver: Driver, vector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(slices, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(slice_reads, "time", SimpleNamespace(monotonic=lambda: now[0]))
     driver.remotes[1].deaf = True
     message = driver.holders.messages.collect(F4, SIZE, driver.source(3, vector), lambda: None)
     driver.also(message, driver.source(5, vector))
@@ -164,13 +164,13 @@ def test_a_slow_replica_does_not_hold_up_the_others(
     number = message.number
     del message  # while the first call has not returned
     driver.holders.questions.ask(lambda run, number, of: Measure(run, number, of, []))
-    assert held.has(number) and (number, 1) in driver.actors._collecting
+    assert held.has(number) and (number, 1) in driver.actors._reads._readings
     driver.actors.drop_slice(1, 99)  # one that it does not have
     slow = next(call for call in driver.actors.calls)
     slow.value = driver.remotes[1].instance.collect(pickle.dumps(driver.actors.calls[slow].order), [Object(None)], 0)
     driver.poll()
     driver.holders.questions.ask(lambda run, number, of: Measure(run, number, of, []))
-    assert not held.has(number) and not driver.actors._collecting
+    assert not held.has(number) and not driver.actors._reads._readings
 
 
 @pytest.mark.in_process

@@ -263,7 +263,7 @@ class Auditors:
 
     def _coming(self) -> set[tuple[int, int]]:
         """The buffers announced in reports that the driver has not processed."""
-        end = self._kernel.current.files[self._cluster._pipe]
+        end = self._kernel.current.files[self._cluster._reports.fd]
         assert isinstance(end, ReadEnd)
         found = {(worker, buffer) for worker, _, buffer, *_ in RECORD.iter_unpack(bytes(end.pipe.data))}
         for news in self._cluster.news:

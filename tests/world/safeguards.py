@@ -156,7 +156,7 @@ SAFEGUARDS = (
                 "news.incarnation != handle.incarnation or handle.gone or handle.due is not None",
                 "False",
             ),
-            Edit(*_PROCESSES, "_read_helper", "self._drain_pipe()", "pass"),
+            Edit(*_PROCESSES, "_hear_helper", "self._take(self._reports.drain())", "pass"),
         ),
         ("buffers", "messages", "crash", "progress"),
         ("async", "k-batch-async:k=3"),

@@ -20,7 +20,7 @@ from anyk.base import keyed
 from anyk.clusters import Cluster, Mpi, Nodes, Ray
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes import hub, nodes
-from anyk.clusters.processes import Processes, processes
+from anyk.clusters.processes import Processes, memory
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.losses import LossUnknown, Question
 from anyk.optimizers import GD
@@ -445,7 +445,7 @@ class World:
         with (
             system.installed(kernel, self.machines) as os,
             mock.patch.object(Messages, "partial_gradient", computed),
-            mock.patch.object(processes, "_BUFFERS", self.options.buffers),
+            mock.patch.object(memory, "_BUFFERS", self.options.buffers),
             mock.patch.object(nodes, "_BUFFERS", self.options.buffers),
             mock.patch.object(keyed, "PART", _SLICE // 8 if self.options.copies else keyed.PART),
         ):
@@ -648,7 +648,7 @@ class World:
             self.happened[name] += getattr(counts, name) > 0
         self.happened["restarted"] += any(handle.incarnation > 0 for handle in cluster.handles)
         self.happened["abandoned"] += any(handle.gone for handle in cluster.handles)
-        self.happened["helper replaced"] += bool(getattr(cluster, "_helpers_ended", False))
+        self.happened["helper replaced"] += isinstance(cluster, Processes) and bool(cluster._helper.ends)
 
 
 __all__ = ["Deadlock", "Endless", "Options", "Outcome", "World"]

@@ -18,7 +18,9 @@ import numpy as np
 from anyk.base.arrays import NO_GRADIENT, Floats, Vector
 from anyk.base.errors import BadInput, describe_error
 from anyk.base.keyed import array_digest, keyed_generator, keyed_integer
+from anyk.clusters.mini_batches import MiniBatches
 from anyk.clusters.read_only import ADVICE, ReadOnlyData
+from anyk.clusters.supports import Supports
 from anyk.problems.base import Index, Partitions, partition_abilities, some_rows
 from anyk.problems.batches import Batches, Put
 from anyk.problems.many import ManyPartitions
@@ -26,7 +28,6 @@ from anyk.problems.replicas import Mark
 from anyk.protocol import Chunk
 
 WHOLE = slice(None)  # all coordinates
-_MARKED = 32  # if one in this number of coordinates is meant, marking them in an array is cheaper than sorting them
 _COLUMNS, _ROWS = 512, 8  # columns into which a long message is folded, and the fewest rows that it then has
 
 
@@ -121,16 +122,6 @@ def _real(partition: int, gradient: Vector) -> Vector:
     return gradient
 
 
-def _union(index_sets: Sequence[Index], dimension: int) -> Index:
-    """Return the coordinates that are in any of several sorted index sets, sorted."""
-    if dimension >= _MARKED * sum(coordinates.size for coordinates in index_sets):
-        return np.unique(np.concatenate(index_sets))
-    marked = np.zeros(dimension, dtype=bool)
-    for coordinates in index_sets:
-        marked[coordinates] = True
-    return np.flatnonzero(marked)
-
-
 class Messages:
     """Encodes the messages of a problem's partitions, and adds them up.
 
@@ -151,17 +142,13 @@ class Messages:
         # NumPy's own dtype object: with an unpickled one ufunc.at takes 10 times as long
         self.dtype: np.dtype[np.floating[Any]] = np.dtype(np.dtype(partitions.dtype).str)
         self.blocks = blocks
-        self._seed = seed  # for sampling mini-batches
-        self._first = first
-        self._epochs = epochs
+        self._seed = seed  # for sampling
+        self._batches = MiniBatches(partitions, seed, epochs=epochs, first=first)
         abilities = partition_abilities(partitions)
-        self._least = abilities.least
-        self._orders: dict[int, tuple[int, Index]] = {}  # the newest epoch and its permutation, by partition
         self._together = together and abilities.piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
         self._directions: dict[int, Floats] = {}
-        self._supports: dict[tuple[int, ...], Index | None] = {}
-        self._places: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
+        self._supports = Supports(partitions)
         # for comparing replicas; 0: they are not compared
         self.tolerance: float = abilities.tolerance
         self._data = ReadOnlyData(partitions)
@@ -169,13 +156,7 @@ class Messages:
 
     def support(self, ids: tuple[int, ...]) -> Index | None:
         """Return the coordinates in a message over partitions ``ids``, sorted; None: all."""
-        if ids not in self._supports:
-            index_sets = [coordinates for coordinates in map(self.partitions.support, ids) if coordinates is not None]
-            union: Index | None = None  # if a partition touches all coordinates
-            if ids and len(index_sets) == len(ids):
-                union = index_sets[0] if len(index_sets) == 1 else _union(index_sets, self.partitions.dimension)
-            self._supports[ids] = union
-        return self._supports[ids]
+        return self._supports.support(ids)
 
     def length(self, ids: tuple[int, ...]) -> int:
         """Return the length of a message over partitions ``ids``."""
@@ -191,25 +172,7 @@ class Messages:
 
     def places(self, ids: tuple[int, ...]) -> list[Index | None]:
         """Return each partition's coordinates as positions in the message; None: all positions, in order."""
-        return [self._place(ids, (j,)) for j in ids]
-
-    def _place(self, ids: tuple[int, ...], other: tuple[int, ...]) -> Index | None:
-        """Return the coordinates of a message over partitions ``other`` as positions in one over a superset."""
-        try:
-            return self._places[ids, other]
-        except KeyError:
-            union, positions = self.support(ids), self.support(other)
-        if positions is not None and union is not None:
-            if positions.size == union.size:
-                positions = None
-            elif self.partitions.dimension < _MARKED * union.size:
-                position_of = np.empty(self.partitions.dimension, dtype=np.intp)
-                position_of[union] = np.arange(union.size)
-                positions = position_of[positions]
-            else:
-                positions = np.searchsorted(union, positions)
-        self._places[ids, other] = positions
-        return positions
+        return [self._supports.positions(ids, (j,)) for j in ids]
 
     def encode(
         self,
@@ -265,35 +228,8 @@ class Messages:
         return keyed_integer(self._seed, "compared", version) % len(self.partitions.sizes)
 
     def rows(self, partition: int, chunk: Chunk, version: int) -> Index | None:
-        """Return the rows of a partition's mini-batch, sampled without replacement and sorted; None: all rows.
-
-        Partitions may draw rows in another way (:class:`~anyk.problems.base.PartitionAbilities`).
-
-        With ``epochs`` they are a part of a permutation, which may be empty: an epoch takes the same number of steps
-        for all partitions, and the parts of a partition differ in size by at most one row. If gradients take more than
-        one row, parts have a multiple of that number, and the last part has the remaining rows as well.
-        """
-        sizes = self.partitions.sizes
-        size = sizes[partition]
-        if not 0 < chunk.batch < (max(sizes) if self._epochs else size):
-            return None
-        if self._epochs:
-            epoch, step = divmod(version, steps := self._steps_of_epoch(chunk))
-            newest, order = self._orders.get(partition, (-1, np.empty(0, np.intp)))
-            if newest != epoch:
-                order = keyed_generator(self._seed, "epoch", epoch, partition).permutation(size).astype(np.intp)
-                self._orders[partition] = epoch, order
-            least, last = self._least, step + 1 == steps
-            first, end = (least * (i * (size // least) // steps) for i in (step, step + 1))
-            return np.sort(order[first : size if last else end])
-        random = keyed_generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
-        drawing = self.partitions.of(chunk.slot) if isinstance(self.partitions, ManyPartitions) else self.partitions
-        if (drawn := partition_abilities(drawing).draw_rows(partition, chunk.batch, random)) is not None:
-            return drawn
-        return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
-
-    def _steps_of_epoch(self, chunk: Chunk) -> int:
-        return -(-max(self.partitions.sizes) // chunk.batch)
+        """Return the rows of a partition's mini-batch; None: all rows."""
+        return self._batches.rows(partition, chunk, version)
 
     def parts(self, chunk: Chunk) -> list[tuple[int, ...]]:
         """Return a chunk's partitions, in groups whose gradients are computed together."""
@@ -324,18 +260,13 @@ class Messages:
         if whole or not isinstance(partitions, Batches):
             put(0, self.gradient(part, w, chunk, version))
             return
-        share = None if rows is None else self._share(part[0], chunk, rows)
+        share = None if rows is None else self._batches.share(part[0], chunk, rows)
 
         def put_share(first: int, piece: Vector) -> None:
             put(first, piece if share is None else piece * piece.dtype.type(share))
 
         with self._computing(partitions, chunk, version):
             partitions.put_gradient(part[0], w, rows, put_share)
-
-    def _share(self, partition: int, chunk: Chunk, rows: Index) -> float:
-        """Return the factor by which the gradient of a mini-batch is scaled up to the partition."""
-        # parts of a permutation may differ in size, and each sample counts alike in an epoch
-        return self._steps_of_epoch(chunk) if self._epochs else self.partitions.sizes[partition] / len(rows)
 
     @contextlib.contextmanager
     def _computing(self, partitions: Any, chunk: Chunk | None, version: int) -> Iterator[None]:
@@ -363,7 +294,7 @@ class Messages:
             else:
                 gradient = _real(partition, partitions.partial_gradient(partition, w, rows))
                 assert chunk is not None
-                gradient = gradient * gradient.dtype.type(self._share(partition, chunk, rows))
+                gradient = gradient * gradient.dtype.type(self._batches.share(partition, chunk, rows))
         slot_support = partitions.support(partition) if isinstance(self.partitions, ManyPartitions) else None
         support = self.support((partition,))
         if slot_support is not None and support is None:  # the slots' gradients touch different coordinates
@@ -416,7 +347,7 @@ class Messages:
             return
         if coefficient != 1.0:
             gradient = gradient * gradient.dtype.type(coefficient)
-        positions = None if self._together else self._place(ids, (ids[item],))
+        positions = None if self._together else self._supports.positions(ids, (ids[item],))
         if positions is None:
             out = out[first : first + gradient.size]
         if item == 0:
@@ -433,7 +364,7 @@ class Messages:
         self, out: Vector, ids: tuple[int, ...], other: tuple[int, ...], message: Vector, weight: float
     ) -> None:
         """Add ``weight`` times a message over partitions ``other`` to ``out``, a message over ``ids``, a superset."""
-        positions = self._place(ids, other)
+        positions = self._supports.positions(ids, other)
         if weight != 1.0:
             message = message * message.dtype.type(weight)
         if positions is None:

@@ -1,5 +1,6 @@
 """Shared memory: mail boxes hold the newest order, however long it is."""
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import anyk
 from anyk.clusters.processes.memory import EMPTIED, MailBox, MemoryLayout, Segment, mark_buffer
@@ -31,6 +34,28 @@ def test_a_mail_box_grows_and_leaves_the_others_alone():
     late = Segment(os.dup(written.fd), 4096)  # of a worker that takes another's place
     assert bytes(MailBox(late, 256, 256).take()) == b"f" * 30_000
     for segment in (written, read, late):
+        segment.close()
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_orders_that_were_changed_on_their_way_are_not_taken(data: st.DataObject) -> None:
+    """A reader waits for newer ones, which the driver sends again and again."""
+    segment = Segment.create(8192, "mail")
+    try:
+        box = MailBox(segment, 0, 4096)
+        order = data.draw(st.binary(min_size=1, max_size=50))
+        box.put(order)
+        position = data.draw(st.integers(8, 32 + 50))
+        segment.memory[position] ^= data.draw(st.integers(1, 255))
+        taken = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("anyk.clusters.processes.memory.time.sleep", lambda _: taken.append(0) or 1 / 0)
+            patch.setattr(segment, "refresh", lambda: None)
+            with contextlib.suppress(ZeroDivisionError):
+                taken.append(box.take())
+        assert taken[-1] in (order, 0)
+    finally:
         segment.close()
 
 

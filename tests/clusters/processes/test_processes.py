@@ -17,7 +17,7 @@ import pytest
 import scipy.sparse
 
 import anyk
-from anyk.clusters.processes import processes
+from anyk.clusters.processes.helper import Helper
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 
@@ -328,7 +328,7 @@ class Pieces:
 
 cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.05))
 def watch(driver, evaluator):
-    print("step", driver.step, *cluster.pids.values(), cluster._forkserver.pid, flush=True)
+    print("step", driver.step, *cluster.pids.values(), cluster.helper, flush=True)
 optimizer = anyk.optimizers.GD(lr=1.0)
 run = anyk.train(Mine(), "uncoded", cluster, optimizer=optimizer, steps=int(sys.argv[1]), callbacks=[anyk.runs.callbacks.Watching(watch)], out=sys.argv[2])
 print("done", run.model.tolist(), flush=True)
@@ -415,7 +415,7 @@ def test_a_helper_that_is_frozen_is_replaced():
         helpers.append(cluster.helper)
         if driver.step == 3:
             os.kill(cluster.helper, signal.SIGSTOP)
-            cluster._helper_heard -= 1000.0
+            cluster._helper.heard -= 1000.0
 
     run = anyk.train(Squares(3), "uncoded", cluster, steps=12, callbacks=[Watching(watch)])
     lost = [note["text"] for note in run.notes if note["kind"] == "lost"]
@@ -425,15 +425,15 @@ def test_a_helper_that_is_frozen_is_replaced():
 
 def test_a_helper_whose_link_is_closed_at_the_start_is_replaced(monkeypatch, capfd):
     """It then ends in good order, without a message."""
-    brief, helpers = anyk.clusters.Processes._brief_helper, []
+    brief, helpers = Helper.brief, []
 
-    def briefed(cluster):
-        brief(cluster)
-        helpers.append(cluster.helper)
+    def briefed(helper, *briefing):
+        brief(helper, *briefing)
+        helpers.append(helper.pid)
         if len(helpers) == 1:
-            cluster._link.shutdown(socket.SHUT_WR)
+            helper.link.shutdown(socket.SHUT_WR)
 
-    monkeypatch.setattr(anyk.clusters.Processes, "_brief_helper", briefed)
+    monkeypatch.setattr(Helper, "brief", briefed)
     with anyk.train(Squares(3), "uncoded", anyk.clusters.Processes(3), steps=3) as run:
         assert run.steps == 3
     assert len(set(helpers)) == 2
@@ -442,17 +442,16 @@ def test_a_helper_whose_link_is_closed_at_the_start_is_replaced(monkeypatch, cap
 
 def test_a_worker_that_is_stopped_at_the_start_is_named(monkeypatch):
     monkeypatch.setattr(anyk.clusters.Processes, "patience_at_start", 3.0)
-    monkeypatch.setattr(processes, "_ENDING", 0.1)
+    monkeypatch.setattr("anyk.clusters.processes.helper._ENDING", 0.1)
     cluster = anyk.clusters.Processes(3)
-    read = cluster._read_helper
+    hear = cluster._hear_helper
 
-    def read_and_stop():
-        over = read()
+    def hear_and_stop():
+        hear()
         if 1 in cluster.pids:
             os.kill(cluster.pids[1], signal.SIGSTOP)
-        return over
 
-    cluster._read_helper = read_and_stop
+    cluster._hear_helper = hear_and_stop
     with pytest.raises(anyk.RunFailed) as failure:
         anyk.train(SlowToLoad(3), "uncoded", cluster, steps=3)
     expected = (
@@ -472,7 +471,7 @@ class SlowToLoad(Squares):
 
 def test_a_helper_frozen_at_the_start_ends_the_run(monkeypatch):
     monkeypatch.setattr(anyk.clusters.Processes, "patience_at_start", 0.5)
-    monkeypatch.setattr(processes, "_ENDING", 0.1)
+    monkeypatch.setattr("anyk.clusters.processes.helper._ENDING", 0.1)
     cluster = anyk.clusters.Processes(3)
     cluster.prepare()
     os.kill(cluster.helper, signal.SIGSTOP)
@@ -481,7 +480,7 @@ def test_a_helper_frozen_at_the_start_ends_the_run(monkeypatch):
 
 
 def test_while_workers_start_one_interrupt_is_enough(monkeypatch):
-    monkeypatch.setattr(processes, "_ENDING", 0.1)
+    monkeypatch.setattr("anyk.clusters.processes.helper._ENDING", 0.1)
     cluster = anyk.clusters.Processes(3)
     cluster.prepare()
     os.kill(cluster.helper, signal.SIGSTOP)

@@ -124,18 +124,17 @@ class SlowToLoad(Squares):
 
 def test_a_worker_told_to_leave_while_loading_is_replaced(tmp_path) -> None:
     cluster, pids = Processes(3), []
-    read = cluster._read_helper
+    hear = cluster._hear_helper
 
-    def read_and_tell():
-        over = read()
+    def hear_and_tell():
+        hear()
         for begun in tmp_path.iterdir() if not pids else ():
             pids.append(int(begun.name))
             os.kill(pids[0], signal.SIGTERM)
-        return over
 
-    cluster._read_helper = read_and_tell
+    cluster._hear_helper = hear_and_tell
     poll = cluster.poll
-    cluster.poll = lambda timeout: (poll(min(timeout, 0.05)), read_and_tell())
+    cluster.poll = lambda timeout: (poll(min(timeout, 0.05)), hear_and_tell())
     with anyk.train(SlowToLoad(tmp_path), "uncoded", cluster, steps=3) as run:
         assert run.steps == 3
     assert len(list(tmp_path.iterdir())) == 2, "the worker was not replaced"

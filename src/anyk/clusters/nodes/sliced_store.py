@@ -165,7 +165,7 @@ class SlicedStore(DriverStore):
         return content
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Any) -> Message:
-        if isinstance(vector, SlicedMessage) and self._holders.copies == 1:
+        if isinstance(vector, SlicedMessage) and self._placement.copies == 1:
             _free_replicas(vector)
         return Message(ids, vector, notice.worker)
 

@@ -23,9 +23,15 @@ import numpy as np
 
 from anyk.base.arrays import Array, DType, Vector
 from anyk.base.errors import RunFailed
+from anyk.clusters.contract import PINNED
 from anyk.clusters.local import State
+from anyk.problems.base import Partitions
+from anyk.protocol import Layout
 
+BROKEN = "cannot be read: a process has written over them, or they are damaged; resume the run"
 ALIGN = 64
+_BUFFERS = 4  # reply buffers per worker; if all but one contain unused messages, further messages are moved
+_MAIL_BOX = 1 << 16  # bytes of a mail box; untouched pages cost nothing
 _RETRY = 2e-4  # seconds after which orders that were being written are read again
 
 
@@ -137,6 +143,24 @@ class MemoryLayout:
     lengths: tuple[int, ...]  # length of each worker's longest message
     box: int  # bytes of a mail box
     state_bytes: int = 0  # the most bytes of a worker's state; 0 if no task continues one
+
+    @classmethod
+    def of(cls, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> MemoryLayout:
+        """Return the layout of the memory of a run; ``lengths``: the length of each worker's longest message."""
+        return cls(
+            workers=layout.workers,
+            slots=layout.slots,
+            # versions in use: one per worker, the newest, the version being written, versions to be evaluated, and the
+            # version whose loss workers are computing
+            copies=len(layout.slots) * (layout.workers + 2 + PINNED) + 1,
+            dimension=partitions.dimension,
+            dtype=np.dtype(partitions.dtype).str,
+            buffers=_BUFFERS,
+            lengths=tuple(lengths),
+            box=_MAIL_BOX,
+            # 512 bytes for each coordinate, of which untouched ones cost nothing, in whole MiB
+            state_bytes=(partitions.dimension // 2048 + 2 << 20) if layout.stateful else 0,
+        )
 
     @property
     def itemsize(self) -> int:

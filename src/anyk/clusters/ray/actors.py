@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from anyk.base.arrays import Array, DType, Vector
 from anyk.base.checks import AtLeastOne, NonnegativeNumber, typed
-from anyk.base.errors import BadInput, RunFailed, as_bad_input, needing
-from anyk.base.regular_files import LockedFolder, remove_abandoned
+from anyk.base.errors import BadInput, needing
 from anyk.base.specs import show_spec
 from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
-from anyk.clusters.nodes.arrivals import Announced, Arrivals, announced_vector
-from anyk.clusters.nodes.holders import Holders
+from anyk.clusters.nodes.arrivals import Announced
 from anyk.clusters.nodes.session import Told
-from anyk.clusters.nodes.sliced_messages import DRIVER
-from anyk.clusters.nodes.slices import COMPRESSED, check_slices, cut, not_in_slices
+from anyk.clusters.nodes.slices import COMPRESSED, check_slices, not_in_slices
 from anyk.clusters.ray.actor import Actor, unpack_announced
-from anyk.clusters.ray.answers import Unanswered, answer, leave_errors_closed
-from anyk.clusters.ray.connection import knock, loopback, machine_of, machines_drained, one_line, ray_module, read_token
-from anyk.clusters.ray.slices import HolderActors, ObjectSlices, Stored
+from anyk.clusters.ray.answers import Unanswered, answer
+from anyk.clusters.ray.connection import (
+    Connection,
+    machine_of,
+    machines_drained,
+    one_line,
+    ray_module,
+)
+from anyk.clusters.ray.machines import Machines
+from anyk.clusters.ray.sliced_run import SlicedRun
+from anyk.clusters.ray.slices import ObjectSlices
 from anyk.clusters.remote.handles import Departure, Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.remote_store import RemoteStore
@@ -44,9 +45,6 @@ from anyk.problems.base import Partitions
 from anyk.protocol import Dispatch, Layout
 
 _LOOKS = 1.0  # seconds between two looks for machines that are being drained
-_FOLDERS = "anykray-"  # the start of the names of the folders of local Ray clusters
-
-
 _COPIES = "each slice is held once on 'ray'; copies=2 is an option of 'nodes'"
 
 
@@ -148,29 +146,21 @@ class Ray(Networked[_ActorHandle]):
             spoiled=spoiled,
         )
         super().__init__(options, _ActorHandle)
-        if placement_group is not None and nodes:
-            raise BadInput("a placement group determines the workers' machines; omit nodes= or placement_group=")
-        if not isinstance(resources or {}, dict) or any(
-            name in ("CPU", "GPU") or not isinstance(amount, (int, float)) or not 0 <= amount < float("inf")
-            for name, amount in (resources or {}).items()
-        ):
-            raise BadInput(
-                "resources of a worker must be numbers of at least 0 by name (CPU and GPU are cpus= and gpus=), got "
-                f"{resources!r}"
-            )
+        self._machines = Machines(
+            addresses=tuple(nodes), cpus=cpus, gpus=gpus, resources=resources or {}, placement_group=placement_group
+        )
         if not isinstance(runtime_env or {}, dict):
             raise BadInput(f"runtime_env must be a dictionary as Ray takes it, got {runtime_env!r}")
-        self.resources, self._runtime_env, self._placement_group = resources or {}, runtime_env, placement_group
+        self.resources, self._runtime_env = resources or {}, runtime_env
         if copies > 1:
             raise BadInput(_COPIES)
         self.slices, self.in_slices = slices, bool(slices)
         if slices:
             with needing("blake3", "ray", "slices=nodes"):
                 import blake3  # noqa: F401
-        self._holders: HolderActors | None = None  # with slices, during a run
+        self._sliced: SlicedRun | None = None  # with slices, during a run
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
-        self._connected = False  # whether this object, not the program, connected to Ray
-        self._folder: LockedFolder | None = None  # the folder of a local Ray cluster that this object started
+        self._connection = Connection(address)
         self._look_at = 0.0  # time at which to look for machines that are being drained
         # method, worker, incarnation and the objects with slices of a message, by reference
         self._calls: dict[Any, tuple[str, int, int, Sequence[Any]]] = {}
@@ -192,57 +182,11 @@ class Ray(Networked[_ActorHandle]):
     # ------------------------------------------------------------------------------------------- life
 
     def prepare(self) -> None:
-        previous = signal.getsignal(signal.SIGTERM)  # Ray replaces the handler
-        ray = ray_module()
-        leave_errors_closed(ray)
-        if ray.is_initialized():
-            current = ray.get_runtime_context().gcs_address
-            if self.address not in ("", "auto", current):
-                raise BadInput(f"this program is connected to the Ray cluster at '{current}', not '{self.address}'")
-            return
-        self._connected = True
-        try:
-            self._connect(ray)
-        finally:
-            if threading.current_thread() is threading.main_thread() and previous is not None:
-                signal.signal(signal.SIGTERM, previous)
-
-    def _connect(self, ray: Any) -> None:
-        address = self.address or os.environ.get("RAY_ADDRESS", "")
-        if address:
-            knock(address)
-            with as_bad_input(f"no Ray cluster answers at '{address}'", Exception):
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-            return
-        remove_abandoned(_FOLDERS, "/tmp")
-        self._folder = LockedFolder(_FOLDERS, "/tmp")  # names of sockets must be short
-        # Ray lets all users write to its folder, so it has one inside a folder that only this user may enter
-        inside = Path(self._folder.name) / "r"
-        inside.mkdir()
-        try:
-            with loopback():
-                ray.init(
-                    address="local",
-                    num_cpus=max(1, int(np.ceil(self.workers * self.cpus))),
-                    resources={name: amount * self.workers for name, amount in self.resources.items()},
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                    _temp_dir=str(inside),
-                    _node_ip_address="127.0.0.1",
-                    # with Ray's default, 15, workers would starve if other programs run
-                    _system_config={"worker_niceness": 0},
-                )
-        except Exception as error:
-            self.close()
-            raise RunFailed(f"Ray does not start here: {one_line(error)}") from None
-        address = ray.get_runtime_context().gcs_address
-        if not address.startswith("127.0.0.1:"):
-            self.close()
-            raise RunFailed(
-                f"Ray {ray.__version__} listens at {address} instead of 127.0.0.1 only; start Ray yourself, "
-                "where no other user can reach it, and pass its address=…"
-            )
+        self._connection.open(
+            ray_module(),
+            processors=max(1, int(np.ceil(self.workers * self.cpus))),
+            resources={name: amount * self.workers for name, amount in self.resources.items()},
+        )
 
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         if self.slices and partitions is not None:
@@ -253,33 +197,22 @@ class Ray(Networked[_ActorHandle]):
         if not self.slices:
             return _ObjectStore(messages)
         self.prepare()
-        dtype = messages.dtype
-        cuts = cut(messages.partitions.dimension, dtype.itemsize, self._count_holders())
-        actors = self._holders = HolderActors(self.poll, self._message_collected, self.patience_at_start)
-        actors.holders = Holders(actors, cuts, dtype, copies=1)
-        actors.store = ObjectSlices(messages, actors, actors.holders)
-        self._arrivals = Arrivals(actors.holders.messages, self._enter)
-        lengths = [messages.length(tuple(covered)) for covered in layout.covers or layout.assignment]
-        self._most = [length * dtype.itemsize for length in lengths]  # bytes of each worker's longest message
-        self._ends = [actors.holders.placement.bytes_at(number)[1] for number in actors.holders.placement.slices]
-        return actors.store
-
-    def _count_holders(self) -> int:
-        """Return the number of machines that may get workers, at most that of workers."""
-        fit = [
-            node["NodeManagerAddress"]
-            for node in ray_module().nodes()
-            if node["Alive"] and node["Resources"].get("CPU", 0.0) >= self.cpus
-        ]
-        named = [address for address in fit if not self.nodes or address in self.nodes]
-        return max(1, min(self.workers, len(named)))
+        self._sliced = SlicedRun(
+            messages,
+            [messages.length(tuple(covered)) for covered in layout.covers or layout.assignment],
+            max(1, min(self.workers, self._machines.count(ray_module()))),
+            poll=self.poll,
+            enter=self._enter,
+            patience=self.patience_at_start,
+        )
+        return self._sliced.store
 
     def start_workers(self) -> tuple[int, ...]:
         present = super().start_workers()
-        if self._holders is not None:
+        if self._sliced is not None:
             found = [machine_of(self.handles[worker].actor) for worker in present]
-            machines = list(dict.fromkeys(filter(None, found))) or list(self._machines(ray_module()).values())
-            self._holders.start(machines, self.store.messages.dtype, self._runtime_env)
+            machines = list(dict.fromkeys(filter(None, found))) or list(self._machines.ids(ray_module()).values())
+            self._sliced.start(machines, self.store.messages.dtype, self._runtime_env)
             self._start = time.monotonic()  # holders take seconds to start
         return present
 
@@ -292,7 +225,7 @@ class Ray(Networked[_ActorHandle]):
             shipped = [ship(partitions)] * self.workers
         self.prepare()
         ray = ray_module()
-        self._check_resources(ray)
+        self._machines.check(ray, self.fewest)
         # Ray itself limits the threads of an actor's linear algebra to its number of processors
         groups = {"orders": 1, "news": 1}
         options = {"resources": self.resources, "runtime_env": self._runtime_env, "concurrency_groups": groups}
@@ -301,53 +234,24 @@ class Ray(Networked[_ActorHandle]):
         self._shipped = [[_put(ray, buffer, stored) for buffer in parcel] for parcel in shipped]
         self._single = [[_put(ray, buffer, stored) for buffer in parcel] for parcel in single]
 
-    def _check_resources(self, ray: Any) -> None:
-        available = ray.cluster_resources()
-        for name, amount in (("CPU", self.cpus), ("GPU", self.gpus), *self.resources.items()):
-            option = "resources" if name in self.resources else f"{name.lower()}s"
-            if amount * self.fewest > available.get(name, 0.0) + 1e-9:
-                raise BadInput(
-                    f"{self.fewest} workers of {amount:g} {name} each need {amount * self.fewest:g}, the Ray cluster "
-                    f"has {available.get(name, 0.0):g}; use fewer workers or a smaller {option}="
-                )
-        machines = self._machines(ray)
-        for address in self.nodes:
-            if address not in machines:
-                raise BadInput(f"the Ray cluster has no machine '{address}'; it has {', '.join(sorted(machines))}")
-
-    def _machines(self, ray: Any) -> dict[str, str]:
-        """Return the node ids of the Ray cluster's live machines, by address."""
-        return {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
-
     def spawn(self, worker: int) -> None:
         ray = ray_module()
         handle = self.renew(worker)
         if handle.actor is not None:
             ray.kill(handle.actor, no_restart=True)  # it may only have been unreachable
-        strategy: Any = "SPREAD"
-        machines = self._machines(ray) if self.nodes else {}
-        alive = [address for address in self.nodes if address in machines]
-        if alive:
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            strategy = NodeAffinitySchedulingStrategy(machines[alive[worker % len(alive)]], soft=False)
-        if self._placement_group is not None:
-            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-            strategy = PlacementGroupSchedulingStrategy(self._placement_group)
-        placed = self._kind.options(scheduling_strategy=strategy)
+        placed = self._kind.options(scheduling_strategy=self._machines.strategy(ray, worker))
         assigned = [0] if self._single else list(self.assignment[worker])
         handle.actor = placed.remote(worker, self.setup, assigned, self._single, *self._shipped[worker])
         actor, news, orders = handle.actor, {"concurrency_group": "news"}, {"concurrency_group": "orders"}
-        if self._holders is None:
+        if self._sliced is None:
             handle.methods = {
                 "exchange": actor.exchange.options(**news).remote,
                 "receive": actor.receive.options(**orders).remote,
             }
         else:
-            exchange = actor.exchange_parts.options(**news, num_returns=1 + len(self._ends)).remote
+            exchange = actor.exchange_parts.options(**news, num_returns=1 + len(self._sliced.ends)).remote
             handle.methods = {
-                "exchange": partial(exchange, self._ends),
+                "exchange": partial(exchange, self._sliced.ends),
                 "receive": actor.receive_parts.options(**orders).remote,
             }
         handle.pending.clear()
@@ -363,12 +267,11 @@ class Ray(Networked[_ActorHandle]):
     def close(self) -> None:
         ray = sys.modules.get("ray")
         self._calls.clear()
-        if self._holders is not None:
-            self._arrivals.close()
-            self._holders.close()
+        if self._sliced is not None:
+            self._sliced.close()
         if self._opened:
             self.store.clear()
-        self._holders = None
+        self._sliced = None
         self.news.clear()
         for handle in self.handles:
             handle.present = False
@@ -377,13 +280,7 @@ class Ray(Networked[_ActorHandle]):
             handle.actor = None
             handle.methods.clear()
         self._shipped, self._single = [], []
-        if self._connected and ray is not None:
-            ray.shutdown()  # this also stops a Ray cluster that this object started
-            self._connected = False
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
-            read_token()  # other Ray clusters may use other tokens
+        self._connection.close(ray)
 
     # ------------------------------------------------------------------------------------------- orders
 
@@ -417,11 +314,10 @@ class Ray(Networked[_ActorHandle]):
         questioned = {worker for worker, handle in enumerate(self.handles) if handle.question is not None}
         busy = {entry.worker for entry in self._tasks.in_flight.values()}
         self._ask_for_news(busy | questioned | self._leaving.keys())  # who leaves may have been ended
-        holders = self._holders
-        if holders is not None:
-            holders.tidy()
-            holders.look()
-        calls = [*self._calls, *(holders.calls if holders is not None else ())]
+        sliced = self._sliced
+        if sliced is not None:
+            sliced.look()
+        calls = [*self._calls, *(sliced.actors.calls if sliced is not None else ())]
         if not calls:
             time.sleep(min(timeout, 0.01))
             self._ask_for_news(range(self.workers))
@@ -434,10 +330,10 @@ class Ray(Networked[_ActorHandle]):
         for reference in done:
             if reference in self._calls:
                 self._answered(ray, reference)
-            elif holders is not None:
-                holders.returned(reference)
-        if holders is not None:
-            self._arrivals.stop_unneeded(self._tasks.in_flight.__contains__)
+            elif sliced is not None:
+                sliced.actors.returned(reference)
+        if sliced is not None:
+            sliced.stop_unneeded(self._tasks.in_flight.__contains__)
 
     def _find_departures(self) -> None:
         """Report the workers whose machines Ray is draining."""
@@ -463,7 +359,7 @@ class Ray(Networked[_ActorHandle]):
             packed = answer(ray, reference, self.patience_at_start)
             news: list[tuple[Report, Array | None]] = []
             told: list[Told] = []
-            if packed and self._holders is not None:  # receive returns nothing
+            if packed and self._sliced is not None:  # receive returns nothing
                 told = unpack_announced(packed)
             elif packed:
                 news = unpack_reports(packed)
@@ -480,35 +376,15 @@ class Ray(Networked[_ActorHandle]):
         for each in told:
             if each.offered is None:
                 self.news.append(self.notice(worker, incarnation, each.report, None))
-            else:
-                self._announce(worker, incarnation, each, parts)
+            elif self._sliced is not None:
+                needed = each.report.task in self._tasks.in_flight
+                self._sliced.announce(worker, incarnation, each, parts, needed=needed)
         if handle.owed:
             self.send_orders(worker)
-
-    def _announce(self, worker: int, incarnation: int, told: Told, parts: Sequence[Any]) -> None:
-        """Have holders read the slices of a message, which are in these objects."""
-        assert self._holders is not None
-        assert told.offered is not None
-        try:
-            kind, size = announced_vector(told, self._most[worker])
-        except ValueError as error:
-            refuse(worker, error)
-        carrier = self._holders.carrier
-        key = carrier.name(Stored(parts))
-        told.worker, told.incarnation, told.offered = worker, incarnation, told.offered._replace(key=key)
-        message = Announced(told, rank=DRIVER, address=f"worker {worker}", free=partial(carrier.drop, key))
-        if told.report.task in self._tasks.in_flight:
-            self._arrivals.announce(message, kind, size)
-        else:
-            self._enter(message, np.empty(0), "")
-            message.free()
 
     def _enter(self, message: Announced, content: Any, failure: str) -> None:
         """Note the arrival of a message, or why it has failed."""
         self.news.append(self.notice(message.worker, message.incarnation, message.outcome(failure), content))
-
-    def _message_collected(self, number: int, failure: str) -> None:
-        self._arrivals.finished(number, failure)
 
 
 def _put(ray: Any, buffer: memoryview, stored: dict[tuple[int, int], Any]) -> Any:

@@ -6,16 +6,102 @@ import contextlib
 import os
 import re
 import secrets
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from anyk.base.errors import MissingPackage, as_bad_input
+from anyk.base.errors import BadInput, MissingPackage, RunFailed, as_bad_input
+from anyk.base.regular_files import LockedFolder, remove_abandoned
+from anyk.clusters.ray.answers import leave_errors_closed
 from anyk.clusters.remote.workforce import NOTICE
 
 _KNOCK = 10.0  # seconds that a machine may take to answer
+_FOLDERS = "anykray-"  # the start of the names of the folders of local Ray clusters
 _TOKEN = secrets.token_hex(32)  # the token of all Ray clusters that this process starts: Ray reads it once
+
+
+class Connection:
+    """The program's connection to a Ray cluster, which is made and ended here unless the program has one already.
+
+    ``address``: of a running Ray cluster; "" for a local one that is started, and stopped at the end.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._connected = False  # whether this object, not the program, connected to Ray
+        self.folder: LockedFolder | None = None  # the folder of a local Ray cluster that this object started
+
+    def open(self, ray: Any, *, processors: int, resources: Mapping[str, float]) -> None:
+        """Connect, if necessary; ``processors`` and ``resources``: those of a local Ray cluster.
+
+        Raises :class:`~anyk.BadInput` if no Ray cluster answers at the address or the program is connected to another,
+        and :class:`~anyk.RunFailed` if a local one does not start.
+        """
+        previous = signal.getsignal(signal.SIGTERM)  # Ray replaces the handler
+        leave_errors_closed(ray)
+        if ray.is_initialized():
+            current = ray.get_runtime_context().gcs_address
+            if self._address not in ("", "auto", current):
+                raise BadInput(f"this program is connected to the Ray cluster at '{current}', not '{self._address}'")
+            return
+        self._connected = True
+        try:
+            address = self._address or os.environ.get("RAY_ADDRESS", "")
+            if address:
+                knock(address)
+                with as_bad_input(f"no Ray cluster answers at '{address}'", Exception):
+                    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            else:
+                self._start(ray, processors, resources)
+        finally:
+            if threading.current_thread() is threading.main_thread() and previous is not None:
+                signal.signal(signal.SIGTERM, previous)
+
+    def _start(self, ray: Any, processors: int, resources: Mapping[str, float]) -> None:
+        """Start a local Ray cluster, and connect to it."""
+        remove_abandoned(_FOLDERS, "/tmp")
+        self.folder = LockedFolder(_FOLDERS, "/tmp")  # names of sockets must be short
+        # Ray lets all users write to its folder, so it has one inside a folder that only this user may enter
+        inside = Path(self.folder.name) / "r"
+        inside.mkdir()
+        try:
+            with loopback():
+                ray.init(
+                    address="local",
+                    num_cpus=processors,
+                    resources=dict(resources),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    _temp_dir=str(inside),
+                    _node_ip_address="127.0.0.1",
+                    # with Ray's default, 15, workers would starve if other programs run
+                    _system_config={"worker_niceness": 0},
+                )
+        except Exception as error:
+            self.close(ray)
+            raise RunFailed(f"Ray does not start here: {one_line(error)}") from None
+        address = ray.get_runtime_context().gcs_address
+        if not address.startswith("127.0.0.1:"):
+            self.close(ray)
+            raise RunFailed(
+                f"Ray {ray.__version__} listens at {address} instead of 127.0.0.1 only; start Ray yourself, "
+                "where no other user can reach it, and pass its address=…"
+            )
+
+    def close(self, ray: Any) -> None:
+        """End the connection and the Ray cluster that this object started; ``ray``: None if it was never imported."""
+        if self._connected and ray is not None:
+            ray.shutdown()  # this also stops a Ray cluster that this object started
+            self._connected = False
+        if self.folder is not None:
+            self.folder.cleanup()
+            self.folder = None
+            read_token()  # other Ray clusters may use other tokens
 
 
 @contextlib.contextmanager

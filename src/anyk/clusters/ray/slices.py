@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,7 +21,6 @@ from anyk.clusters.contract import Key
 from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.session import (
-    NOT_INTACT,
     Collect,
     CollectAlso,
     Done,
@@ -37,9 +35,9 @@ from anyk.clusters.nodes.wire import Offered, digests_of
 from anyk.clusters.ray.answers import Unanswered, answer
 from anyk.clusters.ray.connection import one_line, ray_module
 from anyk.clusters.ray.holder import HolderActor, HolderNews, Question
+from anyk.clusters.ray.slice_reads import SliceReads
 
 _READS = 32  # slices of messages that a holder reads at the same time
-_PATIENCE = 1.0  # seconds after which a further replica is read as well
 _TURN = 0.25  # seconds between two looks while the driver waits for holders
 
 
@@ -91,25 +89,12 @@ class ObjectSlices(SlicedStore):
             self._carrier.drop(part.offered.key)
 
 
-class _Collecting:
-    """A slice of a message that a holder reads."""
-
-    def __init__(self, order: Collect) -> None:
-        self.order = order
-        self.left = deque([order.offered.key])  # replicas that it has not been told to read
-        self.calls = 0  # that have not returned
-        self.asked = 0.0  # time of the last one
-        self.over = False  # whether the slice is there, or cannot be had
-        self.dropped = False
-
-
 class _Call(NamedTuple):
     """A call of a holder that has not returned; ``payload``: the object with what it offers."""
 
     rank: int
     order: Question | Collect
     payload: Any = None
-    key: bytes = b""  # of the replica
 
 
 class HolderActors:
@@ -130,7 +115,7 @@ class HolderActors:
         self._machines: dict[int, str] = {}
         self._told: set[Key] = set()  # versions that all holders have, or will have with their next order
         self._news: dict[int, HolderNews] = defaultdict(lambda: HolderNews([], [], []))
-        self._collecting: dict[tuple[int, int], _Collecting] = {}  # by number and rank
+        self._reads = SliceReads(self._read, lambda rank, number: self._news[rank].dropped.append(number))
         self._shown: list[bytes] = []  # keys of states
 
     def start(self, machines: Sequence[str], dtype: DType, runtime_env: Any) -> None:
@@ -158,7 +143,7 @@ class HolderActors:
         for actor in self._actors.values():
             if ray.is_initialized():
                 ray.kill(actor, no_restart=True)
-        for known in (self._actors, self.calls, self.carrier.stored, self._collecting, self._news):
+        for known in (self._actors, self.calls, self.carrier.stored, self._reads, self._news):
             known.clear()
 
     # ------------------------------------------------------------------------------------------- orders
@@ -171,29 +156,20 @@ class HolderActors:
         """Give a holder an order."""
         match order:
             case Collect():
-                collecting = self._collecting[order.number, rank] = _Collecting(order)
-                self._read_next(rank, collecting)
+                self._reads.begin(rank, order)
             case CollectAlso():
-                known = self._collecting.get((order.number, rank))
-                if known is not None and not known.over:
-                    known.left.append(order.key)
-                    if not known.calls:
-                        self._read_next(rank, known)
+                self._reads.also(rank, order.number, order.key)
             case _:
                 self._ask(rank, order)  # type: ignore[arg-type]
 
-    def _read_next(self, rank: int, collecting: _Collecting) -> None:
-        """Have a holder read its slice of the next replica."""
-        key, order = collecting.left.popleft(), collecting.order
-        order = replace(order, offered=order.offered._replace(key=key))
-        stored = self.carrier.stored[key].references
+    def _read(self, rank: int, order: Collect) -> None:
+        """Have a holder read its slice of a replica."""
+        stored = self.carrier.stored[order.offered.key].references
         whole = len(stored) == 1  # the driver's own
         own = list(self.holders.placement.slices).index(rank)
         reference, skip = (stored[0], order.first) if whole else (stored[own], 0)
         method = self._actors[rank].collect.options(concurrency_group="reads")
-        self.calls[method.remote(pickle.dumps(order), [reference], skip)] = _Call(rank, order, key=key)
-        collecting.calls += 1
-        collecting.asked = time.monotonic()
+        self.calls[method.remote(pickle.dumps(order), [reference], skip)] = _Call(rank, order)
 
     def _ask(self, rank: int, order: Question) -> None:
         news = self._news.pop(rank, HolderNews([], [], []))
@@ -229,12 +205,7 @@ class HolderActors:
 
     def drop_slice(self, rank: int, number: int) -> None:
         """Have a holder drop its slice of a message with its next order."""
-        collecting = self._collecting.get((number, rank))
-        if collecting is not None and collecting.calls:
-            collecting.over = collecting.dropped = True
-            return
-        self._collecting.pop((number, rank), None)
-        self._news[rank].dropped.append(number)
+        self._reads.drop(rank, number)
 
     def tidy(self) -> None:
         """Have holders drop what is needed no more with their next orders."""
@@ -250,10 +221,7 @@ class HolderActors:
 
     def look(self) -> None:
         """Have slices be read from a further replica that are long in coming."""
-        late = time.monotonic() - _PATIENCE
-        for (_, rank), collecting in list(self._collecting.items()):
-            if collecting.left and not collecting.over and collecting.asked < late:
-                self._read_next(rank, collecting)
+        self._reads.look()
 
     def returned(self, reference: Any) -> None:
         """Take in what a call has returned."""
@@ -264,23 +232,20 @@ class HolderActors:
             if not isinstance(done, Done) or (done.run, done.number, done.slice) != (order.run, order.number, rank):
                 raise ValueError("an answer to something else")
         except Unanswered as error:
-            self._lose(rank, one_line(error))
+            raise StateLost(
+                f"the actor on Ray's node {self._machines[rank][:12]} was lost with its slice of the model "
+                f"({one_line(error)}); resume the run from its last checkpoint, which --supervise does by itself"
+            ) from None
         except ValueError as error:
             reason = " ".join(str(error).split())[:200]
             raise RunFailed(
                 f"the holder of slice {rank} sent what no holder sends ({reason}): its process is damaged, or not "
                 "anyk's; resume the run"
             ) from None
-        if isinstance(order, Collect):
-            self._collected(rank, replace(done, key=call.key))
-        else:
+        if not isinstance(order, Collect):
             self.holders.on_done(rank, self._named(done, call))
-
-    def _lose(self, rank: int, reason: str) -> NoReturn:
-        raise StateLost(
-            f"the actor on Ray's node {self._machines[rank][:12]} was lost with its slice of the model ({reason}); "
-            "resume the run from its last checkpoint, which --supervise does by itself"
-        )
+        elif self._reads.returned(rank, done):
+            self.holders.on_done(rank, replace(done, key=order.offered.key))
 
     def _named(self, done: Done, call: _Call) -> Done:
         """Return an answer in which what is offered has keys."""
@@ -292,21 +257,6 @@ class HolderActors:
             if isinstance(call.order, Show):
                 self._shown.append(key)
         return replace(done, offered=offered)
-
-    def _collected(self, rank: int, done: Done) -> None:
-        collecting = self._collecting[done.number, rank]
-        collecting.calls -= 1
-        if not collecting.over and done.failure == NOT_INTACT and (collecting.left or collecting.calls):
-            if not collecting.calls:
-                self._read_next(rank, collecting)
-            return
-        first, collecting.over = not collecting.over, True
-        if not collecting.calls:
-            del self._collecting[done.number, rank]
-            if collecting.dropped:
-                self._news[rank].dropped.append(done.number)
-        if first:
-            self.holders.on_done(rank, done)
 
     def collected(self, number: int, failure: str) -> None:
         """Note that the slices of a message are at their holders, or that one could not get it."""

@@ -124,7 +124,8 @@ def call_compiled(function: Callable[..., Any], *arguments: Any) -> Any:
     count = len(jax.tree.leaves(arguments))
     if inputs is None or len(re.findall(r"%arg\d+:", inputs[1])) != count or "callback" in program:
         return lowered.compile()(*arguments)  # its text does not tell all that it computes with
-    key = program, jax.default_backend(), str(jax.config.jax_default_device)
+    config: Any = jax.config  # its types do not tell all of its names
+    key = program, jax.default_backend(), str(config.jax_default_device)
     compiled = _programs.pop(key, None) or lowered.compile()
     _programs[key] = compiled
     if len(_programs) > _KEPT:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.base.arrays import Array, Flags, Floats, Vector
+from anyk.base.arrays import Array, Floats, Vector
 from anyk.base.checks import typed
 from anyk.base.errors import BadInput
 from anyk.base.keyed import keyed_generator
@@ -426,27 +426,11 @@ class LogisticRegression(LinearProblem):
         return labels
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
+        from sklearn.metrics import roc_auc_score
+
+        auc = float(roc_auc_score(y, scores)) if np.unique(y).size == 2 else float("nan")
         second = float(np.mean(y > 0))
-        return {
-            "auc": _area_under_curve(y > 0, scores),
-            "accuracy": float(np.mean((scores > 0) == (y > 0))),
-            "majority": max(second, 1.0 - second),
-        }
-
-
-def _area_under_curve(positive: Flags, scores: Floats) -> float:
-    """Return the share of pairs of a positive and another row in which the first has the higher score; ties are a half.
-
-    It is the area under the receiver operating characteristic (Hanley and McNeil, 1982), here by the sum of ranks, and
-    NaN where all rows are of one class. scikit-learn's takes 30 times as long for some hundred rows, and a second to
-    import.
-    """
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    rank = np.cumsum(count) - 0.5 * (count - 1)  # of equal scores their mean
-    first, second = int(positive.sum()), int((~positive).sum())
-    if not first or not second:
-        return float("nan")
-    return float((rank[place][positive].sum() - 0.5 * first * (first + 1)) / (first * second))
+        return {"auc": auc, "accuracy": float(np.mean((scores > 0) == (y > 0))), "majority": max(second, 1.0 - second)}
 
 
 class LeastSquares(LinearProblem):
