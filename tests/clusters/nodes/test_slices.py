@@ -16,7 +16,6 @@ from anyk.base import keyed
 from anyk.base.arrays import Vector
 from anyk.base.keyed import array_digest
 from anyk.clusters.nodes import sliced_store, slices
-from anyk.clusters.nodes.holders import MessageSource, SlicedMessage
 from anyk.clusters.nodes.holding import Holding
 from anyk.clusters.nodes.session import (
     NOT_INTACT,
@@ -30,6 +29,7 @@ from anyk.clusters.nodes.session import (
     Show,
     TakeStep,
 )
+from anyk.clusters.nodes.sliced_messages import MessageSource, SlicedMessage
 from anyk.clusters.nodes.sliced_store import SlicedStore, SlicedVersion
 from anyk.clusters.nodes.slices import Holder, cut, no_slices
 from anyk.clusters.nodes.wire import Offered
@@ -228,7 +228,7 @@ def test_replicas_of_a_large_message_at_its_holders_are_freed(
     """But for one from which the driver may read all of it; with copies, others may still have to read it."""
     monkeypatch.setattr(sliced_store, "_LARGE", large)
     store: Any = object.__new__(SlicedStore)
-    store._holders = SimpleNamespace(copies=copies)
+    store._placement = SimpleNamespace(copies=copies)
     sources = [MessageSource(rank, rank, f"node{rank}:1", REMOTE) for rank in range(3)]
     message, freed = SlicedMessage(1, np.dtype(float), SIZE, sources[0]), []
     message.sources += sources[1:]
