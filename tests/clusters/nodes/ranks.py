@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -25,6 +26,8 @@ import zmq
 
 import anyk
 from anyk.clusters import Nodes, join_nodes
+from anyk.clusters.nodes import nodes
+from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.site import SiteEntry, signed, versions
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
@@ -610,6 +613,53 @@ def main() -> None:
         assert times[1] - times[0] < 6.0, "the run waited for the frozen node"
         assert held == {0: [0, 1], 1: [1, 2], 2: [0, 2]}, held
 
+    def slices_in_a_fleet_that_changes() -> None:
+        """A node that joins late gets workers but no slice, and may die; a holder freezes and comes back, workers are drained."""
+        cluster = Nodes(WORKERS, slices="nodes", copies=2, delays="constant:0.02", seed=1)
+        frozen: list[int] = []
+        suspended: set[tuple[int, int]] = set()
+        suspend = Holders.suspend
+
+        def note_and_suspend(holders: Holders, slice_number: int, rank: int) -> None:
+            suspended.add((slice_number, rank))
+            suspend(holders, slice_number, rank)
+
+        def drain_and_freeze() -> None:
+            cluster.drain([5])
+            frozen.extend(below(agent(1)))
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+            threading.Timer(3.0, lambda: [os.kill(pid, signal.SIGCONT) for pid in frozen]).start()
+
+        stages: list[tuple[int, list[list[int]], Callable[[], Any]]] = [  # workers, who holds the slices, what follows
+            (6, [[1, 2], [1, 2]], drain_and_freeze),
+            (5, [[1, 2], [1, 2]], lambda: cluster.drain([])),
+            (6, [[1, 2], [1, 2]], lambda: os.kill(agent(0), signal.SIGKILL)),
+            (4, [[1, 2], [1, 2]], lambda: None),
+        ]
+        left = [*stages]
+
+        def watch(driver: Any, evaluator: Any) -> None:
+            holders = [sorted(ranks) for ranks in cluster._holders.placement.ranks.values()]
+            if left and (len(driver.present), holders) == left[0][:2]:
+                left.pop(0)[2]()
+            if not left:
+                driver.end()
+
+        while not {0, 1, 2} <= set(hub.nodes):
+            hub.poll(0.1)
+        os.kill(agent(0), signal.SIGKILL)
+        problem = Squares(24, 200_000)
+        with (
+            mock.patch.object(nodes, "OTHERS", 0.0),  # nobody waits for the node
+            mock.patch.object(Holders, "suspend", note_and_suspend),
+        ):
+            run = anyk.train(problem, "uncoded", cluster, workers=(2, 6), seconds=100.0, callbacks=[Watching(watch)])
+        assert not left, (left[0], run.notes)
+        assert suspended == {(0, 1), (1, 1)}, suspended
+        fixed = anyk.train(problem, "uncoded", "simulated", workers=6, partitions=24, steps=run.steps)
+        np.testing.assert_allclose(run.model, fixed.model, rtol=0, atol=1e-12)
+
     def slices_refuse_what_they_cannot_do() -> None:
         problem = Squares(6, 3000)
         for spec, optimizer, words in (
@@ -630,7 +680,7 @@ def main() -> None:
         frozen_node, strangers, replaced_entries, second_program_of_a_rank, wrong_digests, changed_data, another_version, fleet_that_changes,
         slices_have_the_bits_of_processes, slices_step_behind_an_optimizer_of_torch,
         slices_refuse_loops_that_want_the_gradient, slices_are_saved_and_resumed_anywhere, slices_outlive_workers_and_frozen_nodes,
-        two_copies_outlive_a_killed_and_a_frozen_node,
+        two_copies_outlive_a_killed_and_a_frozen_node, slices_in_a_fleet_that_changes,
         slices_end_with_a_lost_node, slices_refuse_what_they_cannot_do, killed_agent_of_the_driver, killed_agent,
     ]  # fmt: skip
     if NAMESPACES:

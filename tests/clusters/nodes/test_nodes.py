@@ -74,7 +74,7 @@ def test_three_nodes_train_and_go_through_their_failures():
         out, errors = driver.communicate(timeout=580)
         told = dict(json.loads(line) for line in out.splitlines() if line.startswith("["))
         assert told == dict.fromkeys(told, ""), "".join(told.values()) + errors[-4000:]
-        assert len(told) == 22 and driver.returncode == 0, errors[-4000:]
+        assert len(told) == 23 and driver.returncode == 0, errors[-4000:]
         assert others[0].wait(30) == 0
         assert others[1].wait(30) == -signal.SIGKILL, "the second was killed, and started again by the test"
 
