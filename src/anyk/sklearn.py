@@ -49,6 +49,9 @@ def _check_classes(classes: Array) -> None:
 
 def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
     """Return X (and y) after scikit-learn's checks, which also set or compare the number and names of features."""
+    for values, name in zip(data, "Xy", strict=False):
+        if isinstance(values, np.ma.MaskedArray):  # of which scikit-learn drops the mask
+            array_of(values, name)
     checks |= {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
     try:
         from sklearn.utils.validation import validate_data

@@ -234,3 +234,15 @@ def _shown(value: object) -> str:
     """Return a value for a message: its text, or its type if that is long."""
     representation = repr(value)
     return representation if len(representation) <= 60 and "\n" not in representation else f"a {type(value).__name__}"
+
+
+def check_unmasked(values: object, name: str) -> None:
+    """Raise :class:`~anyk.BadInput` for an array with masked values, which NumPy would take for numbers.
+
+    >>> check_unmasked(np.ma.masked_equal([1, -9, -9], -9), "X")
+    Traceback (most recent call last):
+    anyk.base.errors.BadInput: X has 2 masked values; drop them, or fill them: X.filled(…)
+    """
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        count = int(np.ma.getmaskarray(values).sum())
+        raise BadInput(f"{name} has {count} masked values; drop them, or fill them: X.filled(…)")

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, Self, TypeGuard
 import numpy as np
 
 from anyk.base.arrays import Array, DType, Floats, Vector
-from anyk.base.checks import check_value
+from anyk.base.checks import check_unmasked, check_value
 from anyk.base.errors import BadInput, describe_error
 from anyk.base.plain import ByName
 from anyk.problems.base import Better, ProblemAbilities, Recipe, problem_text
@@ -27,6 +27,7 @@ _LOWER = (HELD_OUT_LOSS, "loss", "mse")  # metrics of which a lower value is bet
 
 def number_array(values: object, name: str, dtype: DType) -> Array:
     """Return values as a NumPy array with a row for each sample; floating-point numbers are converted to ``dtype``."""
+    check_unmasked(values, name)
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):  # rows of different lengths, random keys

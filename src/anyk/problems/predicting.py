@@ -207,7 +207,7 @@ class Predictor:
 
 def _column(values: object, where: str) -> Array:
     """Return a column in the form of a table's: numbers with NaN, or text with None."""
-    array = np.asarray(values)
+    array: Array = array_of(values, f"a column of {where}")
     if array.dtype.kind in "biuf":
         return array.astype(float)
     if array.dtype.kind == "M":

@@ -55,7 +55,10 @@ class Record:
     crowding: float = 1.0
 
     def __post_init__(self) -> None:
-        seconds = np.array(self.seconds, dtype=float)
+        given = self.seconds
+        if isinstance(given, np.ma.MaskedArray):
+            given = given.astype(float).filled(np.nan)
+        seconds = np.array(given, dtype=float)
         if seconds.ndim != 2 or not seconds.size:
             raise BadInput(f"a fleet record is a table of rounds x workers, got shape {seconds.shape}")
         values = {

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk.base.arrays import DType, Floats, Vector
-from anyk.base.checks import NonnegativeNumber, check_value
+from anyk.base.checks import NonnegativeNumber, check_unmasked, check_value
 from anyk.base.errors import BadInput
 from anyk.tables import check_sizes, shown
 
@@ -41,7 +41,8 @@ def design_of(X: Any, name: str) -> Any:
 
 
 def array_of(values: Any, name: str) -> Any:
-    """Return an array; raise :class:`~anyk.BadInput` for rows of different lengths."""
+    """Return an array; raise :class:`~anyk.BadInput` for rows of different lengths and for masked values."""
+    check_unmasked(values, name)
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from anyk.base.arrays import Array, DType
-from anyk.base.errors import BadInput, RunFailed, describe_error, explaining
+from anyk.base.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.base.keyed import keyed_integer
 from anyk.base.plain import ByName
 from anyk.problems.base import Index, some_rows
@@ -262,8 +262,9 @@ def _array(array: object, name: str, dtype: DType) -> Array:
     import torch
 
     if isinstance(array, torch.Tensor):
-        array = array.detach().cpu()
-        array = (array.to(torch.float32) if array.dtype in (torch.bfloat16, torch.float16) else array).numpy()
+        with as_bad_input(f"{name} has a tensor that is no plain array of numbers", Exception):
+            array = array.detach().cpu()
+            array = (array.to(torch.float32) if array.dtype in (torch.bfloat16, torch.float16) else array).numpy()
     return number_array(array, name, dtype)
 
 
