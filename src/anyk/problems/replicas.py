@@ -359,9 +359,11 @@ def model_like(scales: Scales, dtype: DType, *, sparse: bool = False) -> Vector:
 
 
 def _untouched(size: int, dtype: DType) -> Vector:
-    """Return zeros that take no memory until others are written, page by page."""
-    memory = mmap.mmap(-1, size * dtype.itemsize)
-    with contextlib.suppress(AttributeError, OSError):  # systems without large pages
+    """Return zeros that take no memory until others are written, page by page; also if they are read."""
+    if not hasattr(mmap, "MADV_NOHUGEPAGE"):
+        return np.zeros(size, dtype=dtype)
+    memory = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without large pages, of which each would be touched
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, dtype=dtype, count=size)
 
