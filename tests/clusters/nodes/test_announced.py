@@ -12,12 +12,15 @@ from anyk.base.errors import RunFailed
 from anyk.clusters.contract import Report
 from anyk.clusters.nodes.carrier import is_address
 from anyk.clusters.nodes.nodes import Nodes
+from anyk.clusters.nodes.run_nodes import RunNodes
 from anyk.clusters.nodes.session import Told
 from anyk.clusters.nodes.wire import PIECE, Offered
 from anyk.clusters.remote.channel import REPLY
 
 pytestmark = pytest.mark.in_process
-NODE: Any = SimpleNamespace(rank=1, hello=SimpleNamespace(address="10.0.0.2:5"), messages=[])
+NODE: Any = SimpleNamespace(
+    rank=1, hello=SimpleNamespace(address="10.0.0.2:5"), messages=[], vectors=[], slices=[], has=set()
+)
 
 
 def driver(**parts: Any) -> Any:
@@ -66,8 +69,12 @@ def test_only_an_address_is_connected_to(text: str):
 
 def test_a_read_whose_source_is_gone_ends():
     stopped: list[int] = []
-    carrier = SimpleNamespace(address="10.0.0.1:6", read=lambda *arguments: None, stop=stopped.append)
-    cluster = driver(carrier=carrier, _awaited={}, _holders=None, _tidy=lambda: None)
+    hub = driver()._hub
+    hub.carrier = SimpleNamespace(address="10.0.0.1:6", read=lambda *arguments: None, stop=stopped.append)
+    nodes = RunNodes(hub, works=lambda rank: True, arrived=lambda number, failure: None)
+    nodes.store = SimpleNamespace(gone=[])  # type: ignore[assignment]
+    hub.nodes[0].vectors = hub.nodes[0].messages = hub.nodes[0].slices = []
+    hub.nodes[0].has = set()
     with pytest.raises(RunFailed, match="a node was lost with a vector that the driver needs; resume the run"):
-        cluster.read_now([(memoryview(bytearray(8)), Offered(b"k", 8, (b"d",)), "10.0.0.2:5")])
-    assert stopped == [1] and not cluster._awaited
+        nodes.read_now([(memoryview(bytearray(8)), Offered(b"k", 8, (b"d",)), "10.0.0.2:5")])
+    assert stopped == [1] and not nodes.finished(1, True)

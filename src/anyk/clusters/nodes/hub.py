@@ -35,7 +35,10 @@ _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from anyk.clus
 class OpenRun(Protocol):
     """What a hub tells the cluster whose run is open."""
 
-    run: int
+    @property
+    def run(self) -> int:
+        """Its number."""
+        ...
 
     def node_joined(self, node: Node) -> None:
         """Take in that a node has begun a life."""

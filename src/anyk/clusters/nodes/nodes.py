@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +13,7 @@ import numpy as np
 from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import SUPERVISED, BadInput, RunFailed, StateLost
 from anyk.base.specs import show_spec
-from anyk.clusters.contract import PINNED, Envelope, Key
+from anyk.clusters.contract import PINNED, Envelope
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
@@ -24,20 +23,17 @@ from anyk.clusters.nodes.driver_store import DriverStore
 from anyk.clusters.nodes.holders import MOST_BEHIND, Holders
 from anyk.clusters.nodes.hub import join_nodes
 from anyk.clusters.nodes.node import Node
+from anyk.clusters.nodes.run_nodes import RunNodes
 from anyk.clusters.nodes.session import (
     NOT_INTACT,
-    SILENCE,
     Brief,
     Done,
-    Drop,
     End,
     Give,
     Kill,
-    Locate,
     NodeBroken,
     Spawn,
     Told,
-    ToNode,
     WorkerEnded,
 )
 from anyk.clusters.nodes.sliced_store import SlicedStore
@@ -60,7 +56,6 @@ if TYPE_CHECKING:
 
 _BUFFERS, _BOX = 4, 1 << 16  # reply buffers, and bytes of the mail box, of a worker
 _TURN = 0.25  # seconds between two looks while the driver waits for nodes
-_BEHIND = 64  # messages that a node may not have acknowledged while it is still told what to drop
 
 
 class NodeHandle(NetworkedHandle):
@@ -120,8 +115,8 @@ class Nodes(Networked[NodeHandle]):
         self.slices, self.copies, self.address, self.port = slices, copies, address, port
         self.in_slices = bool(slices)
         self._hub = join_nodes(address, port)
+        self._nodes = RunNodes(self._hub, works=self._has_worker_at, arrived=self._collected)
         self.carrier = self._hub.carrier
-        self.run = 0
 
     @property
     def spec(self) -> str:
@@ -137,6 +132,15 @@ class Nodes(Networked[NodeHandle]):
         return show_spec(self.name, values, defaults)
 
     store: DriverStore
+
+    @property
+    def run(self) -> int:
+        """The number of the run that is open, 0 if none is."""
+        return self._nodes.run
+
+    @property
+    def _holders(self) -> Holders | None:
+        return self._nodes.holders
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -155,18 +159,30 @@ class Nodes(Networked[NodeHandle]):
         lengths = [messages.length(tuple(covered)) for covered in layout.covers or layout.assignment]
         self._layout, self._lengths = layout, lengths
         self._used = range(min(self._hub.size, self.workers))  # ranks of nodes that have workers
-        self._holders: Holders | None = None
-        self._lost = ""  # why slices are lost
+        nodes = self._nodes
+        nodes.holders, nodes.lost = None, ""
         if not self.slices:
             self.arrivals = Arrivals(DriverReceiver(self.carrier, self._hub.next_read), self._enter)
-            return DriverStore(messages, self.carrier)
+            nodes.store = DriverStore(messages, self.carrier)
+            return nodes.store
         if len(self._used) < self.copies:
             raise BadInput("copies=2 needs workers on two nodes at least")
         ranks = self._ranks_of_holders()
         cuts = cut(messages.partitions.dimension, messages.dtype.itemsize, len(ranks))
-        self._holders = Holders(self, cuts, messages.dtype, self.copies, ranks)
-        self.arrivals = Arrivals(self._holders.messages, self._enter)
-        return SlicedStore(messages, self, self._holders)
+        nodes.holders = Holders(nodes, cuts, messages.dtype, self.copies, ranks)
+        self.arrivals = Arrivals(nodes.holders.messages, self._enter)
+        nodes.store = SlicedStore(messages, nodes, nodes.holders)
+        return nodes.store
+
+    def _has_worker_at(self, rank: int) -> bool:
+        return any(self.handles[worker].present for worker in self._workers_of(rank))
+
+    def _workers_of(self, rank: int) -> range:
+        """Return the workers of a node."""
+        return range(rank, self.workers, self._hub.size)
+
+    def _collected(self, number: int, failure: str) -> None:
+        self.arrivals.finished(number, failure)
 
     def _ranks_of_holders(self) -> list[int]:
         """Return the nodes that are to hold slices: all that have workers, or those that a changing fleet starts with.
@@ -202,8 +218,7 @@ class Nodes(Networked[NodeHandle]):
 
     def ship(self, partitions: Partitions) -> None:
         hub = self._hub
-        self.run = hub.runs = hub.runs + 1
-        self._awaited: dict[int, bool | None] = {}  # reads for which the driver waits; None: not over
+        self._nodes.run = hub.runs = hub.runs + 1
         used = self._used
         everything = tuple(range(len(partitions.sizes)))
         assigned = [
@@ -235,8 +250,7 @@ class Nodes(Networked[NodeHandle]):
 
     def _partitions_of(self, rank: int) -> tuple[int, ...]:
         """Return the partitions that are assigned to workers of a node."""
-        workers = range(rank, self.workers, self._hub.size)
-        return tuple(sorted({j for worker in workers for j in self.assignment[worker]}))
+        return tuple(sorted({j for worker in self._workers_of(rank) for j in self.assignment[worker]}))
 
     def _memory_of(self, rank: int, partitions: Partitions) -> MemoryLayout:
         """Return the layout of a node's shared memory; workers of other nodes take none."""
@@ -270,7 +284,7 @@ class Nodes(Networked[NodeHandle]):
         for key in self._data:
             self.carrier.drop(key)
         self._briefs, self._shipped, self._data = {}, [], []
-        self.run = 0
+        self._nodes.run = 0
         for handle in self.handles:
             handle.present = False
         self.store.clear()
@@ -303,7 +317,7 @@ class Nodes(Networked[NodeHandle]):
     def node_joined(self, node: Node) -> None:
         """Start the workers of a node that has begun a life, unless they are to be started later."""
         dead = {(news.worker, news.incarnation) for news in self.news if isinstance(news, Died)}
-        for worker in range(node.rank, self.workers, self._hub.size):
+        for worker in self._workers_of(node.rank):
             handle = self.handles[worker]
             waits = handle.due is not None or (worker, handle.incarnation) in dead  # the driver will start it
             if handle.incarnation >= 0 and not handle.gone and not waits:
@@ -325,13 +339,13 @@ class Nodes(Networked[NodeHandle]):
     def _lose_node(self, node: Node, what: str, reason: str) -> None:
         """Note that the workers of a node have ended; that ends the run if nobody else holds its slices."""
         if self._holders is not None and node.run == self.run and self._holders.lose(node.rank):
-            self._lost = (
+            self._nodes.lost = (
                 f"{what} with its slice of the model ({reason}); resume the run from its last checkpoint, which "
                 "--supervise does by itself"
             )
             self._hub.goes_on = SUPERVISED in os.environ
-            raise StateLost(self._lost)
-        for worker in range(node.rank, self.workers, self._hub.size):
+            raise StateLost(self._nodes.lost)
+        for worker in self._workers_of(node.rank):
             handle = self.handles[worker]
             if handle.incarnation >= 0 and handle.due is None and not handle.gone:
                 self.news.append(Died(worker, handle.incarnation, f"{what}: {reason}"))
@@ -358,20 +372,13 @@ class Nodes(Networked[NodeHandle]):
         if node is None:
             return  # its death will be noticed
         needs = list(envelope.needs)
-        self._locate(node, needs)
+        self._nodes.locate_at(node, needs)
         self._hub.tell(node, Give(self.run, worker, envelope.orders, needs))
         self.handles[worker].envelope = node.told
 
-    def _locate(self, node: Node, keys: Sequence[Key]) -> None:
-        """Tell a node where it reads vectors, if it has not been told."""
-        fresh = [(key, self.store.parts(key, node.rank)) for key in keys if key not in node.has]
-        if fresh:
-            node.has.update(key for key, _ in fresh)
-            self._hub.tell(node, Locate(self.run, fresh))
-
     def node_has_taken(self, node: Node) -> None:
         """Send the newest orders of workers whose node has acknowledged the ones before."""
-        for worker in range(node.rank, self.workers, self._hub.size):
+        for worker in self._workers_of(node.rank):
             if self.handles[worker].owed and self.listens(worker):
                 self.send_orders(worker)
 
@@ -379,22 +386,14 @@ class Nodes(Networked[NodeHandle]):
 
     def poll(self, timeout: float) -> None:
         self._tidy()
-        self._hub.poll(timeout)
-        if self._holders is not None:
-            self._holders.look()
+        self._nodes.poll(timeout)
         self.arrivals.stop_unneeded(self._tasks.in_flight.__contains__)
 
     def _tidy(self) -> None:
         """Tell nodes which vectors and messages are needed no more; one that does not listen is told later."""
         for place in range(len(self.news)):
             self.news[place] = self._without_unneeded(self.news[place])
-        gone, self.store.gone = self.store.gone, []
-        for node in self._hub.nodes.values():
-            node.vectors += [key for key in gone if key in node.has]
-            node.has.difference_update(gone)
-            if (node.vectors or node.messages or node.slices) and node.told - node.taken < _BEHIND:
-                self._hub.tell(node, Drop(self.run, node.vectors, node.messages, node.slices))
-                node.vectors, node.messages, node.slices = [], [], []
+        self._nodes.tidy()
 
     def _without_unneeded(self, news: Any) -> Any:
         """Return news of a worker, without its message if no task in flight waits for it, as it is only counted."""
@@ -443,101 +442,5 @@ class Nodes(Networked[NodeHandle]):
 
     def on_read(self, number: int, complete: bool) -> None:
         """Take in the end of a read."""
-        if number in self._awaited:
-            self._awaited[number] = complete
-        else:
+        if not self._nodes.finished(number, complete):
             self.arrivals.finished(number, "" if complete else NOT_INTACT)
-
-    # ------------------------------------------------------------------------------------------- holders of slices
-
-    def address_of(self, rank: int) -> str:
-        """Return the address at which a node offers bytes."""
-        return self._holder(rank).hello.address
-
-    def tell_rank(self, rank: int, order: ToNode) -> None:
-        """Tell a node something."""
-        self._hub.tell(self._holder(rank), order)
-
-    def _holder(self, rank: int) -> Node:
-        if self._lost:
-            raise StateLost(self._lost)
-        return self._hub.nodes[rank]
-
-    def locate(self, rank: int, keys: Sequence[Key]) -> None:
-        """Tell a node where it reads vectors, if it has not been told."""
-        self._locate(self._holder(rank), keys)
-
-    def locate_again(self, key: Key) -> None:
-        """Tell the nodes that need a vector that it is read elsewhere from now on."""
-        for node in self._hub.nodes.values():
-            if key in node.has:
-                self._hub.tell(node, Locate(self.run, [(key, self.store.parts(key, node.rank))]))
-
-    def silence(self, rank: int) -> float:
-        """Return the seconds since a node's last sign of life; infinity if it is dead."""
-        node = self._hub.nodes.get(rank)
-        return math.inf if node is None else self.carrier.silence(node.life)
-
-    def offers_at(self, rank: int, address: str) -> bool:
-        """Return whether a node offers bytes at an address, in the life in which it did before."""
-        node = self._hub.nodes.get(rank)
-        return node is not None and node.hello.address == address
-
-    def can_hold(self, rank: int) -> bool:
-        """Return whether a node takes part in the run and has taken in all that it was told."""
-        node = self._hub.nodes.get(rank)
-        if node is None or node.run != self.run or node.taken < node.told or self.carrier.silence(node.life) > SILENCE:
-            return False
-        return any(self.handles[worker].present for worker in range(rank, self.workers, self._hub.size))
-
-    def drop_slice(self, rank: int, number: int) -> None:
-        """Have a node drop its slice of a message with the next news that it gets."""
-        if rank in self._hub.nodes:
-            self._hub.nodes[rank].slices.append(number)
-
-    def collected(self, number: int, failure: str) -> None:
-        """Note that the slices of a message are at their holders, or that one could not get it."""
-        self.arrivals.finished(number, failure)
-
-    def wait_until(self, done: Callable[[], bool]) -> None:
-        """Take in what nodes tell until something is done."""
-        while not done():
-            self._hub.poll(_TURN)
-            if self._holders is not None:
-                self._holders.look()
-
-    def read_now(
-        self, wanted: Sequence[tuple[memoryview, Offered, str]], moved: Callable[[], bool] = lambda: False
-    ) -> bool:
-        """Read what nodes offer, and wait for it; stop and return False once it has ``moved`` elsewhere.
-
-        Raises :class:`~anyk.RunFailed` if it cannot be read.
-        """
-        self._tidy()
-        sources: dict[int, str] = {}
-        for memory, offered, address in wanted:
-            number = self._hub.next_read()
-            self._awaited[number] = None
-            self.carrier.read(number, memory, offered, [address])
-            sources[number] = address
-        try:
-            self.wait_until(lambda: moved() or all(self._is_over(*read) for read in sources.items()))
-            if moved():
-                return False
-            if any(self._awaited[number] is None for number in sources):
-                raise RunFailed(
-                    "a node was lost with a vector that the driver needs; resume the run from its last checkpoint, "
-                    "which --supervise does by itself"
-                )
-            if not all(self._awaited[number] for number in sources):
-                raise RunFailed("the driver could not read a vector of the nodes intact")
-            return True
-        finally:
-            for number in sources:
-                if self._awaited.pop(number) is None:
-                    self.carrier.stop(number)
-
-    def _is_over(self, number: int, address: str) -> bool:
-        """Return whether a read of an address has ended, or never will."""
-        there = [self.carrier.address, *(node.hello.address for node in self._hub.nodes.values())]
-        return self._awaited[number] is not None or address not in there
