@@ -57,7 +57,7 @@ class Record:
     def __post_init__(self) -> None:
         given: Any = self.seconds
         if isinstance(given, np.ma.MaskedArray):
-            given = given.astype(float).filled(np.nan)
+            given = np.ma.filled(given.astype(float), np.nan)
         seconds = np.array(given, dtype=float)
         if seconds.ndim != 2 or not seconds.size:
             raise BadInput(f"a fleet record is a table of rounds x workers, got shape {seconds.shape}")
