@@ -103,14 +103,34 @@ def test_a_resumed_loop_says_what_it_begins_anew(tmp_path):
     assert "StepLR" in said
 
 
-def test_objects_of_ones_own_may_keep_what_they_hold():
-    class Both:
-        def __init__(self, optimizer, schedule):
-            self.optimizer, self.schedule = optimizer, schedule
+class Attributes:
+    def __init__(self, optimizer, schedule):
+        self.optimizer, self.schedule = optimizer, schedule
 
-    script = Script(halving)
-    assert left_out([script.optimizer], [Both(script.optimizer, script.schedule)]) == []
-    assert left_out([script.optimizer], [script.schedule]) == []  # it has no state before its first step
+
+class Slots:
+    __slots__ = ("optimizer", "schedule")
+    __init__ = Attributes.__init__
+
+
+class Nested:
+    def __init__(self, optimizer, schedule):
+        self.parts = {"first": [Slots(optimizer, schedule)]}
+
+
+@pytest.mark.parametrize("holder", [Attributes, Slots, Nested])
+def test_objects_of_ones_own_may_keep_what_they_hold(holder):
+    script = Script(halving, make=torch.optim.Adam)
+    script.loop(1)
+    assert left_out([script.optimizer], []) == ["Adam", "StepLR"]
+    assert left_out([script.optimizer], [holder(script.optimizer, script.schedule)]) == []
+
+
+def test_a_kept_scheduler_does_not_keep_its_optimizer():
+    script = Script(halving, make=torch.optim.Adam)
+    script.loop(1)
+    assert left_out([script.optimizer], [script.schedule]) == ["Adam"]
+    assert left_out([script.optimizer], [script.optimizer]) == ["StepLR"]
 
 
 def test_another_optimizers_scheduler_is_not_named(tmp_path):

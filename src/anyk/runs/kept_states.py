@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
+
+_STEPS = 6  # from an object of the user's to the optimiser that it holds, through attributes, lists and dictionaries
+_MOST = 10_000  # objects that are looked at in each of these steps
 
 
 def left_out(optimizers: Sequence[Any], kept: Sequence[Any]) -> list[str]:
@@ -30,15 +34,26 @@ def left_out(optimizers: Sequence[Any], kept: Sequence[Any]) -> list[str]:
 
 
 def _stored_with(item: Any) -> Iterator[Any]:
-    """Yield an object and those whose state its own contains."""
+    """Yield an object and those whose state its own may contain, as far as few steps from it reach."""
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    yield item
-    if isinstance(item, LRScheduler):
-        yield from getattr(item, "_schedulers", ())  # a scheduler knows its optimiser, but stores only schedulers
-    elif not isinstance(item, Optimizer):
-        yield from vars(item).values() if hasattr(item, "__dict__") else ()
+    seen, level = {id(item)}, [item]
+    for _ in range(_STEPS):
+        level, above = [], level
+        for owner in above:
+            yield owner
+            if isinstance(
+                owner, LRScheduler
+            ):  # it knows its optimiser, but stores only the schedulers that it combines
+                parts = list(getattr(owner, "_schedulers", ()))
+            elif isinstance(owner, (Optimizer, type, ModuleType, FunctionType)):
+                parts = []
+            else:
+                parts = gc.get_referents(owner)
+            new = [part for part in parts if gc.is_tracked(part) and id(part) not in seen]
+            seen.update(map(id, new))
+            level += new[: _MOST - len(level)]
 
 
 def _has_state(optimizer: Any) -> bool:

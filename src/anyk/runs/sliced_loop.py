@@ -219,7 +219,7 @@ class SlicedRounds(SteppedRounds):
                 self.front._opt_called = True  # schedulers ask whether it has stepped
                 yield step
                 module.check_unchanged()
-                self.check_kept([self.front])
+                self._check_kept([self.front])
                 if kept is not None and kept.changes(self._carried.arrays):
                     raise BadInput(
                         f"{_AT_NODES}, and buffers and frozen parameters cannot change between steps; {_TRAIN}"

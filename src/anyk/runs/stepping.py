@@ -237,7 +237,7 @@ class SteppedRounds:
                     if module is not None:
                         step.model, step._kept = module.end_step(step.number, evaluates=self.evaluates)
                 if module is not None:
-                    self.check_kept(module.optimizers)
+                    self._check_kept(module.optimizers)
                 self._ends.put(None)
         finally:
             self._loop.over = True
@@ -267,7 +267,7 @@ class SteppedRounds:
         elif is_glanced_at(number):
             watch.glance()
 
-    def check_kept(self, optimizers: Sequence[Any]) -> None:
+    def _check_kept(self, optimizers: Sequence[Any]) -> None:
         """Warn if optimisers that have stepped, or their schedulers, have states that the run's folder lacks."""
         if self._out is None or len(optimizers) == self._checked:
             return

@@ -55,7 +55,7 @@ class Record:
     crowding: float = 1.0
 
     def __post_init__(self) -> None:
-        given = self.seconds
+        given: Any = self.seconds
         if isinstance(given, np.ma.MaskedArray):
             given = np.ma.filled(given.astype(float), np.nan)
         seconds = np.array(given, dtype=float)

@@ -57,9 +57,11 @@ class UsedMessage(NamedTuple):
 class Receipt:
     """The messages that made a version of a slot, and the fate of the others.
 
-    ``weights``: the weight of each partition, shape (partitions,). ``used``: the messages. ``samples``: the number of
-    samples of each message (of local work in each of its steps; None without a problem, and with ``order=epoch``, whose
-    batches vary). ``cut_off``: chunks that were not waited for.
+    ``weights``: the weight of each partition in the sum of the messages, shape (partitions,). The sum is divided by the
+    number of all samples; under asynchronous strategies and ``anytime``, by that of the samples which it covers, the
+    sum of ``samples``, and ``residual`` and ``gain`` are of the weights after this division. ``used``: the messages.
+    ``samples``: the number of samples of each message (of local work in each of its steps; None without a problem, and
+    with ``order=epoch``, whose batches vary). ``cut_off``: chunks that were not waited for.
     ``spare``: workers whose messages had arrived but were not needed. ``rest``: all other workers, still at work or
     absent. ``values``: the problem's values with which the newest of the gradients were computed, arrays as digests.
     ``fleet``: of a fleet that changes, its number of workers, the imbalance of their shares, and how many may
