@@ -1,6 +1,7 @@
 """Puts Ray or MPI through the conformance suite and tells what held, a line of JSON a check; run by testing/test_clusters.py.
 
-``python tests/clusters/conform.py ray whole``: every check and strategy on Ray, of which the tests take a few.
+``python tests/clusters/conform.py ray whole``: every check and strategy on Ray, of which the tests take a few; ``nodes
+whole``, started as three ranks: all that can be done in slices.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ from anyk.problems.linear.row_partitions import LinearPartitions
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 from anyk.testing.clusters import (
+    _EXACT,
+    _STEADY,
     CHECKS,
     check_a_lost_worker,
     check_bad_replies,
+    check_collect,
     check_discard,
     check_exact_sums,
     check_losses,
@@ -52,7 +56,20 @@ ON_RAY: dict[Any, tuple[Any, ...]] = {
     check_losses: ((("uncoded:models=2", 2, 4),),),
     check_same_models: (("pasgd:tau=2,clients=2",),),
 }
-
+# In slices, of which the strategies are refused whose messages are not sums of whole vectors; see slices_refuse_… of
+# nodes/ranks.py. All of them, once and twice: python tests/clusters/conform.py nodes whole
+NOT_IN_SLICES = ("comm-efficient", "draco:kind=cyclic", "compressed:of=(uncoded),by=(top-k:share=0.5)")
+IN_SLICES: dict[Any, tuple[Any, ...]] = {
+    check_exact_sums: ((("tree:children=2", 6),),),
+    check_messages_between_workers: (),
+    check_bad_replies: (),
+    check_losses: ((("uncoded:models=2", 2, 4),),),
+    check_same_models: (("pasgd:tau=2,clients=2",),),
+}
+IN_SLICES_WHOLE = dict.fromkeys(CHECKS, ()) | {
+    check_exact_sums: ([case for case in _EXACT if case[0] not in NOT_IN_SLICES],),
+    check_same_models: ([spec for spec in _STEADY if spec not in NOT_IN_SLICES],),
+}
 
 failed: list[str] = []
 
@@ -139,6 +156,15 @@ def through_nodes() -> None:
     kill = lambda cluster, worker: os.kill(cluster.pids[worker], signal.SIGKILL)  # noqa: E731
     tell("check_a_lost_worker", lambda: check_a_lost_worker(make, kill))
     tell("by_value", lambda: partitions_by_value(make))
+    for copies in (1, 2) if WHOLE else (2,):
+
+        def make_sliced(workers: int, delays: Any, copies: Any = copies) -> Cluster:
+            return Nodes(workers, delays=delays, slices="nodes", copies=copies)
+
+        for check, fewer in (IN_SLICES_WHOLE if WHOLE else IN_SLICES).items():
+            if check is not check_collect or copies == 1:  # it has one worker
+                tell(f"{check.__name__} in {copies}", lambda check=check, fewer=fewer: check(make_sliced, *fewer))
+        tell(f"check_a_lost_worker in {copies}", lambda: check_a_lost_worker(make_sliced, kill))
 
 
 def loopback() -> None:

@@ -1,7 +1,8 @@
 """Training on three machines that are namespaces of this one, while one of them is killed or its link is down.
 
 As a program it tries the clusters that are named, as ``scripts/soak machines [ray mpi]`` does; it needs root. Each run
-must end with the model that the cluster ``processes`` trains, unless the table says that the cluster cannot go on.
+must end with the model that the cluster ``processes`` trains, unless the table says that the cluster cannot go on. With
+``ray:slices=nodes`` a machine that holds a slice is killed, and ``--supervise`` must continue the run.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
+
+import anyk
 from machines import Machines
 
 COUNT = 3
@@ -169,7 +173,50 @@ def reference() -> dict[str, Any]:
     return found
 
 
+def train_in_slices() -> str:
+    """Kill the machine of a slice while Ray trains under ``--supervise``; return what is not as it should be."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Machines(COUNT, rate="1gbit") as machines,
+        ray(machines) as start,
+    ):
+        train = [sys.executable, "-m", "anyk", "train", "--data", "synthetic:rows=24,features=300000", "--quiet"]
+        train += [
+            "--strategy",
+            "frc:load=2",
+            "--optimizer",
+            "adamw:lr=0.001",
+            "--delays",
+            "constant:0.1",
+            "--seed",
+            "3",
+        ]
+        train += ["--workers", "4", "--steps", "150"]
+        ends = Path(folder, "on-processes"), Path(folder, "in-slices")
+        on_processes = [*train, "--cluster", "processes", "--out", str(ends[0])]
+        subprocess.run(on_processes, env=environment(), capture_output=True, check=True)
+        in_slices = [*train, "--cluster", f"{SPECS['ray']},slices=nodes", "--out", str(ends[1]), "--supervise"]
+        job = start(in_slices)
+        printed: list[str] = []
+        reading = threading.Thread(target=lambda: printed.extend(job.stdout or ()))
+        reading.start()
+        while not list(ends[1].rglob("checkpoint*")) and job.poll() is None:
+            time.sleep(0.1)
+        machines.kill(2)
+        reading.join()
+        said = [line for line in printed if "was lost with its slice of the model" in line]
+        resumed = [line for line in printed if "the run lost a machine; resuming it again" in line]
+        if job.wait() or not len(said) == len(resumed) == 1:
+            return f"it ended with {job.returncode}: {''.join(printed)}"
+        print(said[0], end="")
+        with anyk.Run.open(ends[0]) as expected, anyk.Run.open(ends[1]) as run:
+            equal = np.array_equal(run.model, expected.model)
+            return "" if equal and run.steps == 150 else f"the model is another one after {run.steps} steps"
+
+
 def main() -> int:
+    if "slices" in sys.argv[1:]:
+        return tell_of_slices()
     expected = reference()
     print(f"processes: loss {expected['loss']:.6f}, slowest step {expected['slowest']:.2f} s")
     failures = 0
@@ -188,7 +235,17 @@ def main() -> int:
                 f"slowest step {found['slowest']:.2f} s, {found['lost']} chunks lost",
                 flush=True,
             )
+        if cluster == "ray":
+            failures += tell_of_slices()
     return int(failures > 0)
+
+
+def tell_of_slices() -> int:
+    """Tell what a run in slices on Ray came to; return how many checks failed."""
+    failure = train_in_slices()
+    outcome = f"FAILED: {failure}" if failure else "the run was resumed on the other machines: the model is equal"
+    print(f"ray:slices=nodes, a machine is killed: {outcome}", flush=True)
+    return int(bool(failure))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import anyk
 from anyk.clusters import Cluster, Outage, Processes, Simulated
 from anyk.clusters.store import VectorStore
 from anyk.testing.clusters import CHECKS, check_a_lost_worker
-from clusters.conform import ON_RAY
+from clusters.conform import IN_SLICES, ON_RAY
 
 pytestmark = pytest.mark.slow
 
@@ -93,13 +93,15 @@ def test_mpi_conforms() -> None:
 
 @pytest.mark.timeout(600)
 def test_nodes_conform() -> None:
-    """On three nodes; what happens to nodes that die or freeze see clusters/nodes/test_nodes."""
+    """On three nodes, also with each slice at two; what happens to nodes that die or freeze see clusters/nodes/test_nodes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
     command = [sys.executable, CONFORM, "nodes"]
     others = [subprocess.Popen(command, env=os.environ | place | {"RANK": rank}) for rank in "12"]
     try:
-        assert told(*command, env=os.environ | place | {"RANK": "0"}) == dict.fromkeys([*NAMES, "by_value"], "")
+        sliced = [f"{check.__name__} in 2" for check in (*IN_SLICES, check_a_lost_worker)]
+        names = [*NAMES, "by_value", *sliced]
+        assert told(*command, env=os.environ | place | {"RANK": "0"}) == dict.fromkeys(names, "")
         assert [other.wait(30) for other in others] == [0, 0]
     finally:
         for other in others:
