@@ -120,6 +120,7 @@ def main() -> None:
     workers = str((os.cpu_count() or 2) + 1)
     sys.stdout.flush()
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "worksteal"]
+    pytest += ["-p", "no:anyio", "-p", "no:jaxtyping"]  # which other packages bring, and no test needs
     os.execv(sys.executable, [*pytest, *options, *(tests or []), *arguments])
 
 

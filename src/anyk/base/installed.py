@@ -93,8 +93,12 @@ def entry_points(group: str) -> Iterator[tuple[EntryPoint, str, str]]:
     """Yield the entry points of a group, each with the name and version of its distribution, sorted."""
     from importlib.metadata import distributions
 
+    installed = list(distributions(path=_search_path()))
+    # nearly always there is none, and to parse a hundred files for their names takes longer than most runs begin
+    if not any(group in (distribution.read_text("entry_points.txt") or "") for distribution in installed):
+        return
     seen: dict[str, Any] = {}
-    for distribution in distributions(path=_search_path()):
+    for distribution in installed:
         seen.setdefault(str(distribution.metadata["Name"]), distribution)  # the first on the path is imported
     for name, distribution in sorted(seen.items()):
         if group not in (distribution.read_text("entry_points.txt") or ""):

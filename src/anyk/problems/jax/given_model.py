@@ -24,7 +24,7 @@ _ROUNDINGS = 16.0  # by which two gradients of the same rows may differ in the s
 _LISTED = 3  # names that a sentence lists at most
 _KEPT = 8  # compiled programs
 
-_programs: dict[tuple[str, str, str], Any] = {}  # compiled, by their texts and devices; the one used last at the end
+_programs: dict[tuple[str, str], Any] = {}  # compiled, by their texts and devices; the one used last at the end
 
 
 class GivenModel:
@@ -124,8 +124,7 @@ def call_compiled(function: Callable[..., Any], *arguments: Any) -> Any:
     count = len(jax.tree.leaves(arguments))
     if inputs is None or len(re.findall(r"%arg\d+:", inputs[1])) != count or "callback" in program:
         return lowered.compile()(*arguments)  # its text does not tell all that it computes with
-    config: Any = jax.config  # its types do not tell all of its names
-    key = program, jax.default_backend(), str(config.jax_default_device)
+    key = program, str(jax.device_put(0.0).devices())
     compiled = _programs.pop(key, None) or lowered.compile()
     _programs[key] = compiled
     if len(_programs) > _KEPT:
