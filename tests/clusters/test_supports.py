@@ -15,7 +15,7 @@ touched = st.lists(st.sets(st.integers(0, DIMENSION - 1)), min_size=2, max_size=
 
 def supports(sets: list[set[int] | None], dimension: int = DIMENSION) -> Supports:
     """Return the supports of partitions that touch these coordinates; None: all."""
-    arrays = [None if each is None else np.array(sorted(each), dtype=np.intp) for each in sets]
+    arrays = [None if coordinates is None else np.array(sorted(coordinates), dtype=np.intp) for coordinates in sets]
     return Supports(SimpleNamespace(dimension=dimension, support=arrays.__getitem__))
 
 
@@ -24,16 +24,16 @@ def supports(sets: list[set[int] | None], dimension: int = DIMENSION) -> Support
 @given(sets=touched)
 def test_a_message_has_the_union_of_its_partitions(dimension: int, sets: list[set[int]]) -> None:
     ids = tuple(range(len(sets)))
-    own = supports(list(sets), dimension)
-    union = own.support(ids)
+    messages = supports(list(sets), dimension)
+    union = messages.support(ids)
     assert union.tolist() == sorted(set().union(*sets))
     for j in ids:
-        positions = own.positions(ids, (j,))
+        positions = messages.positions(ids, (j,))
         chosen = union if positions is None else union[positions]
         assert chosen.tolist() == sorted(sets[j])
 
 
 def test_a_partition_that_touches_all_makes_all_of_a_message() -> None:
-    own = supports([{1, 2}, None])
-    assert own.support((0, 1)) is None and own.positions((0, 1), (1,)) is None
-    assert own.positions((0, 1), (0,)).tolist() == [1, 2]
+    messages = supports([{1, 2}, None])
+    assert messages.support((0, 1)) is None and messages.positions((0, 1), (1,)) is None
+    assert messages.positions((0, 1), (0,)).tolist() == [1, 2]

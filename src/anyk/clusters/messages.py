@@ -202,7 +202,7 @@ class Messages:
             def put(first: int, piece: Vector, item: int = item, mark: Mark | None = mark) -> None:
                 if mark is not None:
                     mark.add(first, piece)
-                self.add(out, ids, item, coefficients[item], piece, first)
+                self.add(out, ids, item, coefficients[item], piece, first=first)
 
             self._put_gradient(group, w, chunk, version, put)
             if mark is not None and seen is not None:

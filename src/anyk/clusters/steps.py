@@ -169,7 +169,7 @@ class PartOfStep:
             return sum_over_parts(write, w.size)
         assert optimizer is not None
         steps_by = unclipped(optimizer)
-        with steps_by.stepping(w, state, plan.version, plan.scale, out, self._offset) as step:
+        with steps_by.stepping(w, state, plan.version, plan.scale, out, offset=self._offset) as step:
             if step is None:
                 return None
             if isinstance(optimizer, Clip) and factor is None:

@@ -6,6 +6,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,8 +27,8 @@ from anyk.optimizers.torch_groups import (
     hyperparameters,
     ranked,
     take_state,
-    values_beside,
 )
+from anyk.optimizers.torch_recipe import TorchRecipe, update_groups
 from anyk.optimizers.torch_slices import EVALUATIONS, SliceStepper
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class TorchOptimizer(Optimizer):
         refuse_made(method)
         with needing("PyTorch", "torch", "an optimiser of torch"):
             torch = import_module("torch")
-        self._groups: TorchGroups | None = None
+        groups: TorchGroups | None = None
         if not isinstance(method, (str, type)):
             if not isinstance(method, torch.optim.Optimizer):
                 raise BadInput(f"an optimiser of torch is a name, a class or an instance, got {type(method).__name__}")
@@ -82,18 +83,23 @@ class TorchOptimizer(Optimizer):
                     f"an optimiser such as this {type(method).__name__} has its own learning rate and arguments; leave "
                     f"out {', '.join([*(['lr'] if lr is not None else []), *arguments])}"
                 )
-            self._groups = TorchGroups(method)
-            lr, method = self._groups.lr, type(method)
+            groups = TorchGroups(method)
+            lr, method = groups.lr, type(method)
         super().__init__(1e-3 if lr is None else lr)
         self.method, self.schedule, self.arguments = method, schedule, arguments
         self.shapes: Sequence[tuple[int, ...]] | None = None
         self.unused: frozenset[int] = frozenset()
         self._class = resolve_class(method, "torch.optim", "Optimizer")
-        self._try([(2, 2)] if self._groups is None else self._groups.shapes)
+        self._recipe = TorchRecipe(label(method), self._class, arguments, groups)
+        self._vectors = self._recipe.state_vectors([(2, 2)] if groups is None else groups.shapes, self.rate.at(0))
         if schedule is not None:
             if not isinstance(self.rate, ConstantRate):
                 raise BadInput(f"a torch schedule starts from a learning rate that is a number, got '{self.rate.spec}'")
-            object.__setattr__(self, "rate", TorchSchedule(schedule, self.rate.start, self.made_small))
+            object.__setattr__(self, "rate", TorchSchedule(schedule, self.rate.start, self._recipe.small))
+
+    @property
+    def _groups(self) -> TorchGroups | None:
+        return self._recipe.groups
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TorchOptimizer) and self._made_of() == other._made_of()
@@ -115,7 +121,7 @@ class TorchOptimizer(Optimizer):
 
     @property
     def vectors(self) -> int:
-        optimizer = self.made_small(self.rate.at(0))
+        optimizer = self._recipe.small(self.rate.at(0))
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for parameter in parameters:
             parameter.grad = parameter.detach().clone()
@@ -144,15 +150,15 @@ class TorchOptimizer(Optimizer):
         fitted.unused = getattr(problem, "unused_parameters", frozenset())
         fitted.shapes = None if shapes is None else list(map(ranked, shapes))
         if self._groups is not None:
-            fitted._groups = self._groups.among(problem)
-        fitted._try(fitted.shapes or ())
+            fitted._recipe = replace(self._recipe, groups=self._groups.among(problem))
+        fitted._vectors = fitted._recipe.state_vectors(fitted.shapes or (), self.rate.at(0))
         return fitted
 
     def with_numbers_of(self, optimizer: torch.optim.Optimizer) -> TorchOptimizer:
         """Return this optimiser with the numbers that the groups of the user's have now."""
         assert self._groups is not None
         present = copy.copy(self)
-        present._groups = self._groups.with_numbers_of(optimizer)
+        present._recipe = replace(self._recipe, groups=self._groups.with_numbers_of(optimizer))
         return present
 
     @property
@@ -184,7 +190,7 @@ class TorchOptimizer(Optimizer):
             lacks = lacks_gradient(slope.numpy(), unused=index in self.unused)
             parameter.grad = None if lacks else slope  # torch's optimisers skip a parameter without a gradient
         evaluations = state.pop(EVALUATIONS, np.empty(0))
-        optimizer = self._make(parameters, self.rate.at(t))
+        optimizer = self._recipe.make(parameters, self.rate.at(t))
         self._schedule_groups(optimizer.param_groups, t, evaluations, scale)
         give_state(optimizer, parameters, state)
         optimizer.step()
@@ -218,7 +224,7 @@ class TorchOptimizer(Optimizer):
         if type(self) is not TorchOptimizer or self._class not in [getattr(torch.optim, name) for name in _BY_NUMBER]:
             yield None
             return
-        groups = list(map(hyperparameters, self.made_small(self.rate.at(t)).param_groups))
+        groups = list(map(hyperparameters, self._recipe.small(self.rate.at(t)).param_groups))
         self._schedule_groups(groups, t, state.get(EVALUATIONS, np.empty(0)), scale)
         sizes = [offset + w.size] if self.shapes is None else list(map(prod, self.shapes))
         starts = np.cumsum([0, *sizes]) - offset
@@ -229,9 +235,14 @@ class TorchOptimizer(Optimizer):
             empty = [not size and 0 <= start <= w.size for size, start in zip(sizes, starts, strict=False)]
             stepped = range(len(sizes)) if self._groups is None else self._groups.places
             fresh = _without_state(state, [i for i in stepped if lengths[i] or empty[i]])
-            state |= self._unfilled(w, groups, {parameter: int(lengths[parameter]) for parameter in fresh})
+            state |= self._recipe.unfilled_state(
+                dtype=torch.from_numpy(w[:0]).dtype,
+                groups=groups,
+                lengths={parameter: int(lengths[parameter]) for parameter in fresh},
+                shapes=self.shapes,
+            )
         stepper = SliceStepper(
-            lambda pieces, parameters: self._make_with(pieces, groups, parameters),
+            lambda pieces, parameters: self._recipe.make_with(pieces, groups, parameters),
             w=w,
             out=out,
             state=state,
@@ -243,7 +254,7 @@ class TorchOptimizer(Optimizer):
         stepper.drop_skipped()
 
     def state_at(self, state: State, coordinates: slice) -> State:
-        bounds, part = self._bounds(), {}
+        bounds, part = _bounds(self.shapes), {}
         for key, array in state.items():
             begin, end = bounds(int(key.partition(".")[0]), array)
             first, last = max(begin, coordinates.start), min(end, coordinates.stop)
@@ -264,93 +275,12 @@ class TorchOptimizer(Optimizer):
             state[key] = joined if self.shapes is None else joined.reshape(self.shapes[int(key.partition(".")[0])])
         return state
 
-    def _bounds(self) -> Callable[[int, Vector], tuple[int, int]]:
-        """Return a function of (parameter, array of its state) that returns where the parameter begins and ends."""
-        if self.shapes is None:
-            return lambda parameter, array: (0, sys.maxsize if array.size == 1 else array.size)
-        ends = np.cumsum([0, *map(prod, self.shapes)]).tolist()
-        return lambda parameter, array: (ends[parameter], ends[parameter + 1])
-
-    def _unfilled(self, w: Vector, groups: Groups, lengths: dict[int, int]) -> State:
-        """Return the state of parameters after a first step of a tiny model, with uninitialised vectors.
-
-        ``lengths``: the number of coordinates of each parameter that lie in ``w``; whole parameters' vectors have their
-        shapes.
-        """
-        import torch
-
-        if not lengths:
-            return {}
-        parameters = list(lengths)
-        shapes: list[tuple[int, ...]] = [(length,) for length in lengths.values()]
-        if self.shapes is not None:
-            own = [self.shapes[parameter] for parameter in parameters]
-            shapes = [shape if prod(shape) == size else (size,) for shape, (size,) in zip(own, shapes, strict=True)]
-        small = _tiny(shapes, torch.from_numpy(w[:0]).dtype)
-        optimizer = self._make_with(small, groups, parameters)
-        optimizer.step()
-        state: State = {}
-        for key, array in take_state(optimizer, small).items():
-            number, _, name = key.partition(".")
-            unfilled = array if ":" in name else np.empty(shapes[int(number)], dtype=array.dtype)
-            state[f"{parameters[int(number)]}.{name}"] = unfilled
-        return state
-
     def _schedule_groups(self, groups: Groups, t: int, evaluations: object, scale: float) -> None:
         """Set the hyperparameters of each group at a step."""
         if isinstance(self.rate, TorchSchedule):
-            _update_groups(groups, self.rate.groups(t, evaluations))
+            update_groups(groups, self.rate.groups(t, evaluations))
         for group in groups:
             group["lr"] *= scale
-
-    def _make(self, parameters: Sequence[torch.Tensor], lr: float, places: Sequence[int] | None = None) -> Any:
-        if self._groups is not None:
-            return self._groups.over(parameters, places)
-        return self._class(parameters, lr=lr, **self.arguments)
-
-    def _make_with(
-        self, parameters: Sequence[torch.Tensor], groups: Groups, places: Sequence[int] | None = None
-    ) -> Any:
-        optimizer = self._make(parameters, groups[0]["lr"], places)
-        _update_groups(optimizer.param_groups, groups)
-        return optimizer
-
-    def made_small(self, lr: float) -> Any:
-        """Return an optimiser of a tiny model, with the same hyperparameters, for a scheduler to change."""
-        import torch
-
-        if self._groups is not None:
-            return self._groups.over([torch.zeros(1) for _ in self._groups.placed])
-        return self._make([torch.zeros(2, 2)], lr)
-
-    def _try(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Make an optimiser of a tiny model and step, so that errors come before a run."""
-        import torch
-
-        parameters = _tiny(shapes)
-        try:
-            optimizer = self._make(parameters, self.rate.at(0))
-            before = values_beside(optimizer)
-            optimizer.step()
-        except Exception as error:
-            device = "; it steps on the driver's CPU, whatever the problem's device" * ("cuda" in str(error).lower())
-            raise BadInput(
-                f"the torch optimiser {label(self.method)} cannot be used like this: {error}{device}"
-            ) from None
-        names = (key.partition(".")[2] for key in take_state(optimizer, parameters))
-        self._vectors = {name for name in names if ":" not in name}
-        changed = [key[1] for key, value in values_beside(optimizer).items() if before.get(key) != value]
-        changed += [str(key) for key in optimizer.state if not isinstance(key, torch.Tensor)]
-        if changed:
-            raise BadInput(
-                f"the torch optimiser {label(self.method)} keeps {', '.join(changed)} beside the states of its "
-                "parameters, where it would be lost from step to step; use anyk.rounds with it"
-            )
-
-
-def _update_groups(groups: Groups, values: Groups) -> None:
-    for group, new in zip(groups, values, strict=True):
-        group.update(new)
 
 
 def _views(flat: Vector, shapes: Sequence[tuple[int, ...]] | None) -> list[torch.Tensor]:
@@ -364,14 +294,12 @@ def _views(flat: Vector, shapes: Sequence[tuple[int, ...]] | None) -> list[torch
     return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-def _tiny(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype | None = None) -> list[torch.Tensor]:
-    """Return parameters of zeros, with gradients of zeros, of lengths of at most 2."""
-    import torch
-
-    parameters = [torch.zeros([min(size, 2) for size in shape], dtype=dtype) for shape in shapes]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameters
+def _bounds(shapes: Sequence[tuple[int, ...]] | None) -> Callable[[int, Vector], tuple[int, int]]:
+    """Return a function of (parameter, array of its state) that returns where the parameter begins and ends."""
+    if shapes is None:
+        return lambda parameter, array: (0, sys.maxsize if array.size == 1 else array.size)
+    ends = np.cumsum([0, *map(prod, shapes)]).tolist()
+    return lambda parameter, array: (ends[parameter], ends[parameter + 1])
 
 
 def _without_state(state: State, parameters: Sequence[int]) -> list[int]:

@@ -71,7 +71,7 @@ class Front(Optimizer):
     def stepping(
         self, w: Vector, state: State, t: int, scale: float, out: Vector, offset: int = 0
     ) -> Iterator[Stepper | None]:
-        with self.inner.stepping(w, state, t, scale, out, offset) as step:
+        with self.inner.stepping(w, state, t, scale, out, offset=offset) as step:
             yield step
 
     def state_at(self, state: State, coordinates: slice) -> State:

@@ -286,7 +286,7 @@ def test_given_states_and_factors_are_read_before_a_step() -> None:
     np.testing.assert_array_equal(node.vectors.models["model", 1][FIRST:LAST], expected)
 
 
-def test_one_that_is_handed_a_slice_reads_and_offers_the_models_in_use() -> None:
+def test_who_gets_a_slice_reads_and_offers_the_models_in_use() -> None:
     node, made = Node(), optimizer("gd", lr=1.0)
     models = [("model", 0), ("model", 1)]
     node.vectors.models[models[1]] = np.arange(float(SIZE))
@@ -313,7 +313,7 @@ def test_a_step_waits_for_its_messages_and_its_turn() -> None:
     assert [done.number for done in node.told] == [90, 1, 50, 60]
 
 
-def test_what_is_released_is_forgotten_and_can_be_handed_over_again() -> None:
+def test_what_is_released_is_forgotten_and_may_be_given_again() -> None:
     node = Node()
     node.hold(optimizer("gd", lr=1.0))
     collect(node, 1, np.ones(LAST - FIRST))
@@ -331,7 +331,7 @@ def test_what_is_released_is_forgotten_and_can_be_handed_over_again() -> None:
     assert node.told[-1].number == 50 and not node.told[-1].failure
 
 
-def test_only_versions_in_use_are_located_again_when_a_holder_is_lost() -> None:
+def test_a_lost_holder_has_only_versions_in_use_located_again() -> None:
     located: list[Any] = []
     versions = [SlicedVersion(("model", number), {0: [0, 1]}) for number in range(3)]
     for version in versions:

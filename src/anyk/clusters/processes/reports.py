@@ -49,8 +49,8 @@ class Reports:
         layout = self._layout
         for worker, incarnation, buffer, *values in RECORD.iter_unpack(data):
             report = Report(*values)
-            known = 0 <= worker < layout.workers and -1 <= buffer < layout.buffers
-            if not (known and report.kind in self._kinds):
+            possible = 0 <= worker < layout.workers and -1 <= buffer < layout.buffers
+            if not (possible and report.kind in self._kinds):
                 raise RunFailed(f"a report of worker {worker} {BROKEN}")
             if report.kind == FAILED or (report.kind in (READY, EVALUATED) and report.done):
                 report = report._replace(text=self._text(worker))

@@ -182,7 +182,7 @@ def pack_announced(news: Sequence[tuple[Report, Array | None]]) -> bytes:
     told = []
     for report, vector in news:
         offered = None if vector is None else Offered(b"", vector.nbytes, digests_of(bytes_of(vector)))
-        told.append(Told(0, 0, 0, report, form_of(vector), offered))
+        told.append(Told(0, 0, 0, report, form=form_of(vector), offered=offered))
     return _pack(told)
 
 

@@ -59,10 +59,10 @@ class Machines:
                     f"{workers} workers of {amount:g} {name} each need {amount * workers:g}, the Ray cluster "
                     f"has {available.get(name, 0.0):g}; use fewer workers or a smaller {option}="
                 )
-        known = self.ids(ray)
+        ids = self.ids(ray)
         for address in self.addresses:
-            if address not in known:
-                raise BadInput(f"the Ray cluster has no machine '{address}'; it has {', '.join(sorted(known))}")
+            if address not in ids:
+                raise BadInput(f"the Ray cluster has no machine '{address}'; it has {', '.join(sorted(ids))}")
 
     def strategy(self, ray: Any, worker: int) -> Any:
         """Return Ray's scheduling strategy for a worker: the live machines among ``addresses`` in turn."""
@@ -70,10 +70,10 @@ class Machines:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             return PlacementGroupSchedulingStrategy(self.placement_group)
-        known = self.ids(ray) if self.addresses else {}
-        alive = [address for address in self.addresses if address in known]
+        ids = self.ids(ray) if self.addresses else {}
+        alive = [address for address in self.addresses if address in ids]
         if not alive:
             return "SPREAD"
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        return NodeAffinitySchedulingStrategy(known[alive[worker % len(alive)]], soft=False)
+        return NodeAffinitySchedulingStrategy(ids[alive[worker % len(alive)]], soft=False)
