@@ -26,6 +26,7 @@ UNPICKLES = {
 IMPORTS = {
     "__init__.py": "names of anyk itself",
     "cli/lists.py": "registries of anyk itself",
+    "clusters/nodes/compiler.py": "PyTorch's compiler",
     "clusters/processes/forkserver.py": "modules that the driver has imported",
     "base/installed.py": "plug-ins and commands of installed distributions",
     "base/named.py": "code that the user names, from folders only with trust",

@@ -208,7 +208,7 @@ def test_a_resumed_run_starts_with_the_workers_that_are_there(tmp_path, monkeypa
     anyk.train(PROBLEM, "frc:stragglers=1", Processes(6, seed=1), workers=(3, 6), steps=20, out=folder).close()
     spawn = Processes.spawn
     with monkeypatch.context() as patch:
-        patch.setattr("anyk.clusters.remote.workforce._OTHERS", 0.1)
+        patch.setattr("anyk.clusters.remote.workforce.OTHERS", 0.1)
         patch.setattr(Processes, "spawn", lambda self, worker: spawn(self, worker) if worker < 4 else None)
         with anyk.resume(folder, steps=40) as run:
             at_the_end = {w for (w,) in run.log.rows("SELECT worker FROM chunks WHERE version >= 21")}

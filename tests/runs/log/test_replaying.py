@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import anyk
+from anyk.clusters.processes.memory import MemoryLayout
 from anyk.runs.log.log_writer import LogWriter
 from anyk.strategies import registry
 from anyk.testing import Squares
@@ -86,8 +87,8 @@ def test_a_run_that_was_resumed_replays(tmp_path):
 )
 def test_what_workers_forget_on_resume_is_told_and_replayed(spec, kept, first, tmp_path, monkeypatch):
     """On a cluster that does not save it, as Ray and MPI."""
-    plan = anyk.clusters.Processes._plan_memory
-    monkeypatch.setattr(anyk.clusters.Processes, "_plan_memory", lambda *of: replace(plan(*of), state_bytes=0))
+    plan = MemoryLayout.of
+    monkeypatch.setattr(MemoryLayout, "of", lambda *of: replace(plan(*of), state_bytes=0))
     optimizer = anyk.optimizers.GD(lr=0.05)
     cluster = anyk.clusters.Processes(3)
 
