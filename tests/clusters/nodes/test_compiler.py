@@ -60,7 +60,7 @@ def printed(script: str, *arguments: str) -> list[str]:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
-def test_slices_are_stepped_without_the_compiler_to_the_same_bits(tmp_path: Path) -> None:
+def test_slices_stepped_without_the_compiler_have_equal_bits(tmp_path: Path) -> None:
     methods = ("AdamW", "SGD", "Adagrad", "ASGD")
     made = [anyk.optimizers.TorchOptimizer(method, lr=0.1) for method in methods]
     (tmp_path / "made").write_bytes(pickle.dumps(list(map(pickle.dumps, made))))

@@ -346,7 +346,7 @@ def test_a_lost_holder_has_only_versions_in_use_located_again() -> None:
     assert [version.parts[0].address for version in versions] == ["node1:1"] * 3
 
 
-def test_slices_are_read_from_their_own_node_if_it_offers_in_time() -> None:
+def test_slices_are_read_from_their_own_node_if_it_is_in_time() -> None:
     def offer(version: SlicedVersion, rank: int) -> bool:
         version.offers[0][rank] = OfferedPart(0, REMOTE, f"node{rank}:1")
         return version.choose(0)

@@ -213,7 +213,7 @@ def test_the_program_of_a_loss_is_compiled_once_for_all_runs(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("hoisted", [False, True])
-def test_a_program_that_computes_with_something_else_is_compiled_anew(hoisted: bool) -> None:
+def test_a_program_that_computes_with_more_is_compiled_anew(hoisted: bool) -> None:
     array, number = np.ones(3, np.float32), [1.0]
     inner = [jnp.ones(3)]
 

@@ -229,7 +229,7 @@ def test_gradients_passed_on_in_pieces_have_the_same_bits(name: str, monkeypatch
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells the memory of mappings")
-def test_the_model_on_which_large_modules_are_tried_takes_a_quarter() -> None:
+def test_the_trial_model_of_large_modules_takes_a_quarter() -> None:
     scales = [(100, 0.0, 1.0), (3_000_000, 5.0, 1.0), (7, 0.0, 1.0)]
     w = model_like(scales, np.dtype(np.float32), sparse=True)
     large = w[100:-7]

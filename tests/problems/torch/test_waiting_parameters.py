@@ -56,7 +56,7 @@ def in_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells the memory of mappings")
 @pytest.mark.usefixtures("in_file")
-def test_parameters_of_a_large_module_take_no_memory_between_uses() -> None:
+def test_parameters_of_large_modules_take_no_memory_between_uses() -> None:
     problem = made(Tied())
     assert resident(problem) == 0
     w = problem.initial()

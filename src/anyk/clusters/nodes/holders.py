@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from anyk.base.arrays import DType
 from anyk.clusters.nodes.node import DriverOfNodes
 from anyk.clusters.nodes.placement import Placement
-from anyk.clusters.nodes.questions import PATIENCE, Questions
 from anyk.clusters.nodes.session import Done, Release
+from anyk.clusters.nodes.slice_questions import PATIENCE, SliceQuestions
 from anyk.clusters.nodes.sliced_messages import SlicedMessages
 
 MOST_BEHIND = 3  # steps that a copy may lag behind the other one
@@ -38,7 +38,7 @@ class Holders:
         numbers = itertools.count(1)
         self.placement = Placement(slices, dtype, copies, among)
         self.messages = SlicedMessages(cluster, self.placement, numbers)
-        self.questions = Questions(cluster, self.placement, numbers)
+        self.questions = SliceQuestions(cluster, self.placement, numbers)
         self.suspended: Callable[[int, int], None] = lambda slice_number, rank: None
         self._pauses: dict[int, tuple[float, float]] = {}  # by rank: until when, and how long the next one is
 

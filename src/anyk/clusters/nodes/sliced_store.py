@@ -18,8 +18,8 @@ from anyk.clusters.messages import Messages
 from anyk.clusters.nodes.driver_store import DriverStore
 from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.node import DriverOfNodes
-from anyk.clusters.nodes.questions import PATIENCE
 from anyk.clusters.nodes.session import Done, Hold, MeasureStep, OfferedPart, Show, TakeStep
+from anyk.clusters.nodes.slice_questions import PATIENCE
 from anyk.clusters.nodes.sliced_messages import DRIVER, MessageSource, SlicedMessage
 from anyk.clusters.nodes.wire import PIECE, Offered, bytes_of
 from anyk.clusters.remote.handles import Notice

@@ -29,7 +29,7 @@ class _Question:
         self.answers: Answers = {}
 
 
-class Questions:
+class SliceQuestions:
     """Asks the nodes that hold slices; ``numbers``: of questions and messages, each one once.
 
     Whichever node answers first for a slice is taken, and the other one's answer is compared with that.
