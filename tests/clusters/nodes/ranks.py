@@ -594,7 +594,7 @@ def main() -> None:
         """One node dies, comes back and holds its slices again; then another one that held one of them is frozen."""
         killed: list[int] = []
         frozen: list[int] = []
-        times: list[float] = []
+        waited: list[bool] = []
 
         def kill() -> None:
             killed.extend(below(agent(0)))
@@ -604,13 +604,18 @@ def main() -> None:
             frozen.extend(below(agent(1)))
             for pid in frozen:
                 os.kill(pid, signal.SIGSTOP)
-            times.append(time.monotonic())
-            threading.Timer(6.0, lambda: [os.kill(pid, signal.SIGCONT) for pid in frozen]).start()
+            late.start()
 
-        events = {3: kill, 60: freeze, 62: lambda: times.append(time.monotonic())}
+        def thaw() -> None:
+            late.cancel()
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)
+
+        late = threading.Timer(60.0, lambda: [waited.append(True), thaw()])
+        events = {3: kill, 60: freeze, 70: thaw}  # no step is as far ahead of a copy that still counts
         _, held = in_two_copies(140, events, delays="exp:mean=0.06")
         over(killed)
-        assert times[1] - times[0] < 6.0, "the run waited for the frozen node"
+        assert not waited, "the run waited for the frozen node"
         assert held == {0: [0, 1], 1: [1, 2], 2: [0, 2]}, held
 
     def slices_in_a_fleet_that_changes() -> None:
@@ -631,17 +636,18 @@ def main() -> None:
                 os.kill(pid, signal.SIGSTOP)
             threading.Timer(3.0, lambda: [os.kill(pid, signal.SIGCONT) for pid in frozen]).start()
 
-        stages: list[tuple[int, list[list[int]], Callable[[], Any]]] = [  # workers, who holds the slices, what follows
+        # workers, who holds the slices (None: whoever does), what follows
+        stages: list[tuple[int, list[list[int]] | None, Callable[[], Any]]] = [
             (6, [[1, 2], [1, 2]], drain_and_freeze),
             (5, [[1, 2], [1, 2]], lambda: cluster.drain([])),
             (6, [[1, 2], [1, 2]], lambda: os.kill(agent(0), signal.SIGKILL)),
-            (4, [[1, 2], [1, 2]], lambda: None),
+            (4, None, lambda: None),
         ]
         left = [*stages]
 
         def watch(driver: Any, evaluator: Any) -> None:
             holders = [sorted(ranks) for ranks in cluster._holders.placement.ranks.values()]
-            if left and (len(driver.present), holders) == left[0][:2]:
+            if left and len(driver.present) == left[0][0] and left[0][1] in (None, holders):
                 left.pop(0)[2]()
             if not left:
                 driver.end()
@@ -656,7 +662,7 @@ def main() -> None:
         ):
             run = anyk.train(problem, "uncoded", cluster, workers=(2, 6), seconds=100.0, callbacks=[Watching(watch)])
         assert not left, (left[0], run.notes)
-        assert suspended == {(0, 1), (1, 1)}, suspended
+        assert suspended >= {(0, 1), (1, 1)}, suspended
         fixed = anyk.train(problem, "uncoded", "simulated", workers=6, partitions=24, steps=run.steps)
         np.testing.assert_allclose(run.model, fixed.model, rtol=0, atol=1e-12)
 
