@@ -76,7 +76,7 @@ def pytest_collection():
 
 PARENTS: dict[str, Parent] = {}  # of helper programs that have imported torch, and of others
 ENVIRONMENT = "anyk.runs.folder.environment"
-STARTERS = ("anyk.clusters.processes.processes", "anyk.clusters.processes.aside")
+STARTERS = ("anyk.clusters.processes.helper_program", "anyk.clusters.processes.aside")
 
 
 def _remember_environment(module: ModuleType) -> None:
@@ -101,6 +101,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     library = "torch" if hasattr(getattr(item, "module", None), "torch") else ""
     for name in STARTERS:
         if name in sys.modules:
+            assert hasattr(sys.modules[name], "subprocess"), f"{name} starts no helper program any more"
             sys.modules[name].subprocess = subprocess if itself else Starting(lambda: _parent(library))  # type: ignore[attr-defined]
 
 

@@ -7,7 +7,7 @@
 | checkpoints, predictors, tables, traces, matrices, specs | anyk.tables, safetensors; tests/test_readers.py |
 | reports of workers of ``processes``: records in a pipe | Reports.read; tests/clusters/processes/test_reports.py |
 | texts of workers: their error boxes | Reports.read: ERROR_BOX; tests/clusters/processes/test_reports.py |
-| news of the helper program: lines of JSON | Helper.news; tests/clusters/processes/test_helper.py |
+| news of the helper program: lines of JSON | Helper.news; tests/clusters/processes/test_helper_program.py |
 | messages of workers: reply buffers | SharedStore.contents, Remote._on_reply: length, task and chunk; tests/world |
 | orders to workers: mail boxes | MailBox.take: checksum; tests/clusters/processes/test_memory.py |
 """

@@ -20,7 +20,7 @@ from unittest import mock
 
 from greenlet import GreenletExit
 
-from anyk.clusters.processes import forkserver, helper, memory, processes, reports, shared_worker
+from anyk.clusters.processes import forkserver, helper_program, memory, processes, reports, shared_worker
 from anyk.clusters.remote import handles, losses, remote, workforce
 from anyk.clusters.remote import worker as remote_worker
 
@@ -417,7 +417,7 @@ def installed(kernel: Kernel, machines: fleet.Fleet | None = None) -> Iterator[_
 
     replaced: list[tuple[Any, dict[str, Any]]] = [
         (processes, {"time": time, "os": os, "readable": readable, "signal": signal}),
-        (helper, {"time": time, "socket": sockets, "subprocess": subprocess}),
+        (helper_program, {"time": time, "socket": sockets, "subprocess": subprocess}),
         (reports, {"time": time, "os": os, "readable": readable}),
         (forkserver, {"time": time, "os": os, "readable": readable, "socket": sockets, "signal": signal, "fork": fork,
                       "_end_in_session": lambda pid, _: os.kill(pid, 9),

@@ -17,7 +17,7 @@ import pytest
 import scipy.sparse
 
 import anyk
-from anyk.clusters.processes.helper import Helper
+from anyk.clusters.processes.helper_program import Helper
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 
@@ -442,7 +442,7 @@ def test_a_helper_whose_link_is_closed_at_the_start_is_replaced(monkeypatch, cap
 
 def test_a_worker_that_is_stopped_at_the_start_is_named(monkeypatch):
     monkeypatch.setattr(anyk.clusters.Processes, "patience_at_start", 3.0)
-    monkeypatch.setattr("anyk.clusters.processes.helper._ENDING", 0.1)
+    monkeypatch.setattr("anyk.clusters.processes.helper_program._ENDING", 0.1)
     cluster = anyk.clusters.Processes(3)
     hear = cluster._hear_helper
 
@@ -471,7 +471,7 @@ class SlowToLoad(Squares):
 
 def test_a_helper_frozen_at_the_start_ends_the_run(monkeypatch):
     monkeypatch.setattr(anyk.clusters.Processes, "patience_at_start", 0.5)
-    monkeypatch.setattr("anyk.clusters.processes.helper._ENDING", 0.1)
+    monkeypatch.setattr("anyk.clusters.processes.helper_program._ENDING", 0.1)
     cluster = anyk.clusters.Processes(3)
     cluster.prepare()
     os.kill(cluster.helper, signal.SIGSTOP)
@@ -480,7 +480,7 @@ def test_a_helper_frozen_at_the_start_ends_the_run(monkeypatch):
 
 
 def test_while_workers_start_one_interrupt_is_enough(monkeypatch):
-    monkeypatch.setattr("anyk.clusters.processes.helper._ENDING", 0.1)
+    monkeypatch.setattr("anyk.clusters.processes.helper_program._ENDING", 0.1)
     cluster = anyk.clusters.Processes(3)
     cluster.prepare()
     os.kill(cluster.helper, signal.SIGSTOP)

@@ -17,7 +17,7 @@ from anyk.base.specs import show_spec
 from anyk.clusters.available import available_memory
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
-from anyk.clusters.processes.helper import HELPER_ENDED, Helper
+from anyk.clusters.processes.helper_program import HELPER_ENDED, Helper
 from anyk.clusters.processes.memory import BROKEN, ERROR_BOX, MailBox, MemoryLayout, Segment
 from anyk.clusters.processes.reports import Reports
 from anyk.clusters.processes.shared_store import SharedStore

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anyk.clusters.processes.helper import Helper, HelperNews
+from anyk.clusters.processes.helper_program import Helper, HelperNews
 from anyk.clusters.processes.memory import MESSAGE
 from channels import MOST, limited
 
