@@ -19,7 +19,7 @@ import anyk
 from anyk.base import keyed
 from anyk.clusters import Cluster, Mpi, Nodes, Ray
 from anyk.clusters.messages import Messages
-from anyk.clusters.nodes import hub, nodes
+from anyk.clusters.nodes import hub
 from anyk.clusters.processes import Processes, memory
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.losses import LossUnknown, Question
@@ -446,7 +446,6 @@ class World:
             system.installed(kernel, self.machines) as os,
             mock.patch.object(Messages, "partial_gradient", computed),
             mock.patch.object(memory, "_BUFFERS", self.options.buffers),
-            mock.patch.object(nodes, "_BUFFERS", self.options.buffers),
             mock.patch.object(keyed, "PART", _SLICE // 8 if self.options.copies else keyed.PART),
         ):
             if self.machines is not None:

@@ -43,9 +43,8 @@ def _stored_with(item: Any) -> Iterator[Any]:
         level, above = [], level
         for owner in above:
             yield owner
-            if isinstance(
-                owner, LRScheduler
-            ):  # it knows its optimiser, but stores only the schedulers that it combines
+            if isinstance(owner, LRScheduler):
+                # it knows its optimiser, but stores only the schedulers that it combines
                 parts = list(getattr(owner, "_schedulers", ()))
             elif isinstance(owner, (Optimizer, type, ModuleType, FunctionType)):
                 parts = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +14,7 @@ import numpy as np
 from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import SUPERVISED, BadInput, RunFailed, StateLost
 from anyk.base.specs import show_spec
-from anyk.clusters.contract import PINNED, Envelope
+from anyk.clusters.contract import Envelope
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
@@ -54,7 +55,6 @@ from anyk.protocol import Dispatch, Layout
 if TYPE_CHECKING:
     pass
 
-_BUFFERS, _BOX = 4, 1 << 16  # reply buffers, and bytes of the mail box, of a worker
 _TURN = 0.25  # seconds between two looks while the driver waits for nodes
 
 
@@ -77,9 +77,9 @@ class Nodes(Networked[NodeHandle]):
 
     ``slices``: with ``"nodes"`` each node holds a slice of sums, models and the optimiser's state, which then do not
     pass through rank 0; the run ends if a node dies, and with ``copies=2``, each slice at two nodes, if both of one die
-    at once. ``address``: rank 0's address, by default that from which
-    MASTER_ADDR is reached. ``port``: for control, and the two after it for bytes (nodes: the one after it); by default
-    any that are free. ``spoiled``: as for ``processes``, a folder that all nodes see.
+    at once. ``address``: rank 0's address, by default that from which MASTER_ADDR is reached. ``port``: for control,
+    and the two after it for bytes (nodes: the one after it); by default any that are free. ``spoiled``: as for
+    ``processes``, a folder that all nodes see.
 
     Raises :class:`~anyk.BadInput` without a launcher, without ANYK_SECRET between machines, or if a package of the
     extra is missing.
@@ -254,19 +254,11 @@ class Nodes(Networked[NodeHandle]):
 
     def _memory_of(self, rank: int, partitions: Partitions) -> MemoryLayout:
         """Return the layout of a node's shared memory; workers of other nodes take none."""
-        slots = self._layout.slots
-        return MemoryLayout(
-            workers=self.workers,
-            slots=slots,
-            copies=len(slots) * (self.workers + 2 + PINNED) + 1,
-            dimension=partitions.dimension,
-            dtype=np.dtype(partitions.dtype).str,
-            buffers=_BUFFERS + (MOST_BEHIND if self.copies > 1 else 0),  # a copy that lags needs messages for longer
-            lengths=tuple(
-                length if worker % self._hub.size == rank else 0 for worker, length in enumerate(self._lengths)
-            ),
-            box=_BOX,
-        )
+        own = self._workers_of(rank)
+        lengths = [length if worker in own else 0 for worker, length in enumerate(self._lengths)]
+        plan = MemoryLayout.of(self._layout, partitions, lengths)
+        longer = MOST_BEHIND if self.copies > 1 else 0  # a copy that lags needs messages for longer
+        return replace(plan, buffers=plan.buffers + longer, state_bytes=0)  # workers' states are not read from nodes
 
     def close(self) -> None:
         hub = self._hub
