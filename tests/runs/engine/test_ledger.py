@@ -485,13 +485,13 @@ def test_staleness_is_that_of_the_slot_of_the_message() -> None:
     books.dispatch(0, [0, 1], [(Chunk((0,), (1.0,), "a"),), (Chunk((1,), (1.0,), "b"),)])
     books.dispatch(2, [2], [(Chunk((2,), (1.0,), "a"),)])
     reply_a, reply_b = Reply(1.0, 0, 0, 0), Reply(1.0, 1, 1, 0)
-    assert books.ledger.staleness(reply_a) == books.ledger.staleness(reply_b) == 0
+    assert books.ledger.aged(reply_a).staleness == books.ledger.aged(reply_b).staleness == 0
     for task in (0, 1, 2):
         books.reply(task, task)
     books.step([(2, 0)], slot="a")
-    assert books.ledger.staleness(reply_a) == 1 and books.ledger.staleness(reply_b) == 0
+    assert books.ledger.aged(reply_a).staleness == 1 and books.ledger.aged(reply_b).staleness == 0
     books.step([], slot="a")
-    assert books.ledger.staleness(reply_a) == 2 and books.ledger.version("a", 0) == 0
+    assert books.ledger.aged(reply_a).staleness == 2 and books.ledger.version("a", 0) == 0
     assert books.step([(0, 0)], slot="a") == Usage(1, 2.0, 2, {0})
     assert books.step([(1, 0)], slot="b") == Usage(1, 0.0, 0, {1})
     assert books.chunks("ending, slot, version, step") == {
@@ -502,7 +502,7 @@ def test_staleness_is_that_of_the_slot_of_the_message() -> None:
     books.dispatch(3, [3], [(Chunk((0,), (1.0,), "b"),)])
     books.cancel([3], later=True)
     books.step([], slot="b")
-    assert books.ledger.staleness(Reply(1.0, 3, 3, 0)) == 0  # of a task that was cancelled
+    assert books.ledger.aged(Reply(1.0, 3, 3, 0)).staleness == 0  # of a task that was cancelled
     books.reply(3, 3)
     assert books.chunks("version, step")[3, 0] == [1, None]  # and model a has had 3 steps by then
 

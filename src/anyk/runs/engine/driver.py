@@ -207,11 +207,13 @@ class Driver:
         self._answer()  # questions of a resumed run's strategy that were not answered yet
         # a run ends by an alarm, as reading the clock would take a later event from the cluster and lose it
         self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
-        agreement, on_event = self._agreement, self._on_event
+        agreement, log, on_event = self._agreement, self.log, self._on_event
+        receive = self.ledger.arrive if agreement is None else self.ledger.aged  # compared ones have arrived already
+        decide, failing = self.running.on, self._faults.in_a_row
         for event in self.cluster.events() if agreement is None else self._compared_events(agreement):
             if event is None:  # none for some time
-                if self.log is not None:
-                    self.log.tidy()
+                if log is not None:
+                    log.tidy()
                 if self.interrupted:
                     break
             elif isinstance(event, Alarm) and event.name == _LIMIT:
@@ -219,10 +221,21 @@ class Driver:
                 break
             else:
                 self._now = event.time
-                known = self._enter(event)
+                if isinstance(event, Reply):
+                    known: Event | None = receive(event)  # late ones are dropped: the ledger has freed their messages
+                    if failing and known:
+                        failing.pop(event.worker, None)
+                else:
+                    known = self._enter(event)
                 if known is None:
                     continue
-                if self._decide(known):
+                if log is not None:
+                    log.event(known)  # before its consequences are logged
+                    log.tidy()
+                if not isinstance(known, Reply):
+                    self._note_worker(known)
+                commands = decide(known)
+                if (commands or self.interrupted) and self._follow(commands):
                     break
             if on_event is not None:
                 on_event(self)
@@ -236,16 +249,7 @@ class Driver:
             raise RunFailed(self.stopped.reason + self._faults.since_step())
 
     def _enter(self, event: Event | Cut) -> Event | None:
-        """Enter an event into the ledger; return what the strategy receives of it, None if nothing.
-
-        A late reply is dropped: ``Ledger.arrive`` has freed its message.
-        """
-        if isinstance(event, Reply):
-            if self._agreement is None and not self.ledger.arrive(event):  # compared messages are in the ledger already
-                return None
-            if self._faults.in_a_row:
-                self._faults.in_a_row.pop(event.worker, None)
-            return event
+        """Enter an event, not a reply, into the ledger; return what the strategy receives of it, None if nothing."""
         if isinstance(event, Cut):
             self.ledger.cut(event)
             return None
@@ -258,18 +262,8 @@ class Driver:
             return self._judge_failure(event)
         return event
 
-    def _decide(self, event: Event) -> bool:
-        """Let the strategy decide on an event, and carry that out; return whether the run has ended."""
-        if self.log is not None:
-            self.log.event(event)  # before its consequences are logged
-            self.log.tidy()
-        if not isinstance(event, Reply):
-            self._note_worker(event)
-        elif stale := self.ledger.staleness(event):
-            event = Reply._make((*event[:-1], stale))  # three times as fast as _replace
-        commands = self.running.on(event)
-        if not commands and not self.interrupted:
-            return False
+    def _follow(self, commands: Sequence[Command]) -> bool:
+        """Obey what the strategy decided on an event; return whether the run has ended."""
         self._obey(commands)
         if self._questions.answers and not self.finished():
             self._answer()
