@@ -207,38 +207,19 @@ class Driver:
         self._answer()  # questions of a resumed run's strategy that were not answered yet
         # a run ends by an alarm, as reading the clock would take a later event from the cluster and lose it
         self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
-        agreement, log, on_event = self._agreement, self.log, self._on_event
+        agreement = self._agreement
         receive = self.ledger.arrive if agreement is None else self.ledger.aged  # compared ones have arrived already
-        decide, failing = self.running.on, self._faults.in_a_row
         for event in self.cluster.events() if agreement is None else self._compared_events(agreement):
-            if event is None:  # none for some time
-                if log is not None:
-                    log.tidy()
-                if self.interrupted:
-                    break
-            elif isinstance(event, Alarm) and event.name == _LIMIT:
+            if isinstance(event, Reply):
                 self._now = event.time
+                reply = receive(event)  # none if it is late: the ledger has freed its message
+                if reply is not None and self._decide(reply):
+                    break
+            elif event is None:
+                if self._rest():
+                    break
+            elif self._take(event):
                 break
-            else:
-                self._now = event.time
-                if isinstance(event, Reply):
-                    known: Event | None = receive(event)  # late ones are dropped: the ledger has freed their messages
-                    if failing and known:
-                        failing.pop(event.worker, None)
-                else:
-                    known = self._enter(event)
-                if known is None:
-                    continue
-                if log is not None:
-                    log.event(known)  # before its consequences are logged
-                    log.tidy()
-                if not isinstance(known, Reply):
-                    self._note_worker(known)
-                commands = decide(known)
-                if (commands or self.interrupted) and self._follow(commands):
-                    break
-            if on_event is not None:
-                on_event(self)
         else:
             if self.cluster.recorded:
                 return  # the log has ended
@@ -248,19 +229,48 @@ class Driver:
         if self.stopped is not None and self.stopped.failed:
             raise RunFailed(self.stopped.reason + self._faults.since_step())
 
-    def _enter(self, event: Event | Cut) -> Event | None:
-        """Enter an event, not a reply, into the ledger; return what the strategy receives of it, None if nothing."""
+    def _rest(self) -> bool:
+        """Do what can wait, as there was no event for some time; return whether the run has ended."""
+        if self.log is not None:
+            self.log.tidy()
+        if self.interrupted:
+            return True
+        if self._on_event is not None:
+            self._on_event(self)
+        return False
+
+    def _take(self, event: Event | Cut) -> bool:
+        """Enter an event, not a reply, into the ledger, and decide on it; return whether the run has ended."""
+        self._now = event.time
+        if isinstance(event, Alarm) and event.name == _LIMIT:
+            return True
         if isinstance(event, Cut):
             self.ledger.cut(event)
-            return None
+            return False
         if isinstance(event, Progress):
             self.ledger.progress(event)
         elif isinstance(event, Failed):
             if self.ledger.batch(event.task) is None:
                 self.ledger.fail_late(event)
-                return None
-            return self._judge_failure(event)
-        return event
+                return False
+            event = self._judge_failure(event)
+        return self._decide(event)
+
+    def _decide(self, event: Event) -> bool:
+        """Let the strategy decide on an event, and carry that out; return whether the run has ended."""
+        if self.log is not None:
+            self.log.event(event)  # before its consequences are logged
+            self.log.tidy()
+        if not isinstance(event, Reply):
+            self._note_worker(event)
+        elif self._faults.in_a_row:
+            self._faults.in_a_row.pop(event.worker, None)
+        commands = self.running.on(event)
+        if (commands or self.interrupted) and self._follow(commands):
+            return True
+        if self._on_event is not None:
+            self._on_event(self)
+        return False
 
     def _follow(self, commands: Sequence[Command]) -> bool:
         """Obey what the strategy decided on an event; return whether the run has ended."""
