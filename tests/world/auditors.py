@@ -13,6 +13,7 @@ import numpy as np
 
 from anyk.base.keyed import array_digest
 from anyk.clusters.local import LocalStepper, State
+from anyk.clusters.nodes.sliced_store import SlicedStore
 from anyk.clusters.packing import pack, unpack
 from anyk.clusters.processes import Processes
 from anyk.clusters.processes.memory import FULL, HEADER, RECORD
@@ -284,7 +285,9 @@ class Auditors:
     def _versions(self, driver: Driver) -> None:
         store, newest = self._cluster.store, driver.versions.newest
         shared = isinstance(self._cluster, Processes)
-        held = store._copies if shared else {**store._models, **getattr(store, "_versions", {})}
+        held = store._copies if shared else store._models
+        if isinstance(store, SlicedStore):
+            held = {**held, **store._versions.published}
         kept = {key for key in held if key[0] != ASKED}
         self._check("versions", len(held) <= len(kept) + 1, "models of more than one question are kept")
         wanted = {key for key in driver.versions._pins if key[0] in newest} | set(newest.items())

@@ -30,7 +30,8 @@ from anyk.clusters.nodes.session import (
     TakeStep,
 )
 from anyk.clusters.nodes.sliced_messages import MessageSource, SlicedMessage
-from anyk.clusters.nodes.sliced_store import SlicedStore, SlicedVersion
+from anyk.clusters.nodes.sliced_store import SlicedStore
+from anyk.clusters.nodes.sliced_versions import SlicedVersion, SlicedVersions
 from anyk.clusters.nodes.slices import Holder, cut, no_slices
 from anyk.clusters.nodes.wire import Offered
 from anyk.clusters.steps import StepPlan
@@ -337,11 +338,11 @@ def test_a_lost_holder_has_only_versions_in_use_located_again() -> None:
     for version in versions:
         version.offers[0] = {rank: OfferedPart(0, REMOTE, f"node{rank}:1") for rank in (0, 1)}
         version.choose(0)
-    store: Any = object.__new__(SlicedStore)
-    store._cluster = SimpleNamespace(locate_again=located.append)
-    store._made = {version.key: version for version in versions}
-    store._versions = {versions[1].key: versions[1]}  # the others: released, and not published yet
-    store._on_suspended(0, 0)
+    known: Any = object.__new__(SlicedVersions)
+    known._cluster = SimpleNamespace(locate_again=located.append)
+    known._made = {version.key: version for version in versions}
+    known.published = {versions[1].key: versions[1]}  # the others: released, and not published yet
+    known._on_suspended(0, 0)
     assert located == [("model", 1)]
     assert [version.parts[0].address for version in versions] == ["node1:1"] * 3
 

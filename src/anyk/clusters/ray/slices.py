@@ -83,7 +83,7 @@ class ObjectSlices(SlicedStore):
         return [each for part in self.parts(key, 0) for each in stored[part.offered.key].references]
 
     def release(self, slot: str, version: int) -> None:
-        sliced = self._versions.get((slot, version))
+        sliced = self._versions.published.get((slot, version))
         super().release(slot, version)
         for part in sliced.parts if sliced is not None else ():
             self._carrier.drop(part.offered.key)
