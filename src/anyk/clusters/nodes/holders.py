@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from anyk.base.arrays import DType
-from anyk.clusters.nodes.node import DriverOfNodes
+from anyk.clusters.nodes.node import PATIENCE, DriverOfNodes
 from anyk.clusters.nodes.placement import Placement
 from anyk.clusters.nodes.session import Done, Release
-from anyk.clusters.nodes.slice_questions import PATIENCE, SliceQuestions
+from anyk.clusters.nodes.slice_questions import SliceQuestions
 from anyk.clusters.nodes.sliced_messages import SlicedMessages
 
 MOST_BEHIND = 3  # steps that a copy may lag behind the other one

@@ -9,6 +9,8 @@ from anyk.clusters.contract import Key
 from anyk.clusters.nodes.session import Hello, ToNode
 from anyk.clusters.nodes.wire import Offered
 
+PATIENCE = 2.0  # seconds without a sign of life after which a slice is left to its other copy; two signs of life
+
 
 class Node:
     """The driver's record of a node in one life."""

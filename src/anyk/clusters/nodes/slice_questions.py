@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from anyk.base.errors import RunFailed
-from anyk.clusters.nodes.node import DriverOfNodes
+from anyk.clusters.nodes.node import PATIENCE, DriverOfNodes
 from anyk.clusters.nodes.placement import Placement
 from anyk.clusters.nodes.session import Done, Measure, ToHolder
 from anyk.clusters.nodes.sliced_messages import SlicedMessage
-
-PATIENCE = 2.0  # seconds without a sign of life after which a slice is left to its other copy; two signs of life
 
 Order = Callable[[int, int, int], ToHolder]  # of run, number of the question, and slice
 Answers = dict[int, tuple[int, Done]]  # by slice: who answered first, and what

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from anyk.base.arrays import DType, Vector
 from anyk.base.errors import RunFailed
 from anyk.clusters.nodes.arrivals import Announced
-from anyk.clusters.nodes.node import DriverOfNodes
+from anyk.clusters.nodes.node import PATIENCE, DriverOfNodes
 from anyk.clusters.nodes.placement import Placement
 from anyk.clusters.nodes.session import Collect, CollectAlso, Done
-from anyk.clusters.nodes.wire import Offered
+from anyk.clusters.nodes.wire import Offered, bytes_of
 
 DRIVER = -1  # the rank of the driver's process, which is not that of its node
 
@@ -170,6 +173,23 @@ class SlicedMessages:
     def offers(self, source: MessageSource) -> bool:
         """Return whether a source is still there."""
         return source.rank == DRIVER or self._cluster.offers_at(source.rank, source.address)
+
+    def read(self, message: SlicedMessage) -> Vector:
+        """Read a whole message from one of its sources, or from the next one if that falls silent or is lost."""
+        whole = np.empty(message.size, dtype=message.dtype)
+        sources = sorted(filter(self.offers, message.sources), key=self._silence) or message.sources
+        for source in sources:
+            wanted = [(bytes_of(whole), source.offered, source.address)]
+            if self._cluster.read_now(wanted, moved=partial(self._has_moved, source, sources[-1])):
+                break
+        return whole
+
+    def _has_moved(self, source: MessageSource, last: MessageSource) -> bool:
+        is_lost = not self.offers(source) or self._silence(source) > PATIENCE
+        return is_lost and source is not last
+
+    def _silence(self, source: MessageSource) -> float:
+        return 0.0 if source.rank == DRIVER else self._cluster.silence(source.rank)
 
     def hand_over(self, slice_number: int, rank: int) -> None:
         """Have a node collect its slice of all messages in use."""

@@ -16,7 +16,6 @@ from anyk.clusters.nodes.held_optimizers import HeldOptimizers
 from anyk.clusters.nodes.holders import Holders
 from anyk.clusters.nodes.node import DriverOfNodes
 from anyk.clusters.nodes.session import MeasureStep, OfferedPart, TakeStep
-from anyk.clusters.nodes.slice_questions import PATIENCE
 from anyk.clusters.nodes.sliced_messages import DRIVER, MessageSource, SlicedMessage
 from anyk.clusters.nodes.sliced_versions import SlicedVersion, SlicedVersions
 from anyk.clusters.nodes.wire import bytes_of
@@ -37,8 +36,7 @@ class SlicedStore(DriverStore):
 
     def __init__(self, messages: Messages, cluster: DriverOfNodes, holders: Holders) -> None:
         super().__init__(messages, cluster.carrier)
-        self._cluster, self._holders = cluster, holders
-        self._questions, self._placement = holders.questions, holders.placement
+        self._holders, self._questions, self._placement = holders, holders.questions, holders.placement
         self._versions = SlicedVersions(cluster, holders)
         self._optimizers = HeldOptimizers(cluster, holders, self._versions, needs=self._in_use)
 
@@ -96,25 +94,8 @@ class SlicedStore(DriverStore):
     def message(self, key: Place) -> Vector:
         content = self._content(key)
         if content.whole is None:
-            content.whole = self._read_message(content)
+            content.whole = self._holders.messages.read(content)
         return content.whole
-
-    def _read_message(self, content: SlicedMessage) -> Vector:
-        """Read a whole message from one of its sources, or from the next one if that falls silent or is lost."""
-        whole = np.empty(content.size, dtype=content.dtype)
-        sources = sorted(filter(self._holders.messages.offers, content.sources), key=self._silence) or content.sources
-        for source in sources:
-            wanted = [(bytes_of(whole), source.offered, source.address)]
-            if self._cluster.read_now(wanted, moved=partial(self._has_moved, source, sources[-1])):
-                break
-        return whole
-
-    def _has_moved(self, source: MessageSource, last: MessageSource) -> bool:
-        is_lost = not self._holders.messages.offers(source) or self._silence(source) > PATIENCE
-        return is_lost and source is not last
-
-    def _silence(self, source: MessageSource) -> float:
-        return 0.0 if source.rank == DRIVER else self._cluster.silence(source.rank)
 
     def givers(self, key: Place) -> list[int]:
         return [worker for _, worker in sorted(self._content(key).givers.items())]
