@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -16,9 +16,6 @@ from anyk.base.errors import BadInput, describe_error
 from anyk.base.keyed import keyed_generator
 from anyk.problems.base import Index, cut
 from anyk.problems.surroundings import Variables, differences
-
-if TYPE_CHECKING:
-    pass
 
 TOGETHER = 4  # samples that a loss is tried on together before a run
 _TRIED = 32  # samples of the data set that a loss is tried on before a run

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -51,9 +51,6 @@ from anyk.clusters.remote.workforce import OTHERS
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
 from anyk.protocol import Dispatch, Layout
-
-if TYPE_CHECKING:
-    pass
 
 _TURN = 0.25  # seconds between two looks while the driver waits for nodes
 
