@@ -11,14 +11,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.base.arrays import DType, Floats, Vector, lacks_gradient
+from anyk.base.arrays import DType, Vector, lacks_gradient
 from anyk.base.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
 from anyk.problems.data.dataset import Dirichlet, build_split
@@ -32,6 +32,7 @@ from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
 from anyk.problems.replicas import ROWS, TOGETHER, trial_groups
 from anyk.problems.surroundings import Variables, is_read, variables_of
+from anyk.problems.torch.given_module import GivenModule
 from anyk.problems.torch.hooks import call_hooks, has_hooks
 from anyk.problems.torch.loaders import is_loader, read_loader
 from anyk.problems.torch.metrics import Metric, Metrics, check_on_trial, compute_metrics, default_metrics
@@ -51,7 +52,6 @@ from anyk.problems.torch.module_partitions import (
     DEFAULT_MICROBATCH,
     DeviceSamples,
     TorchPartitions,
-    as_initial,
     dtype_of,
     has_parameters,
     modes_of,
@@ -81,7 +81,7 @@ from anyk.problems.torch.tensor_samples import (
 )
 from anyk.problems.torch.waiting_parameters import WaitingParameters
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, DATA_SET, CodeWatch, Computing, compare_copies, other_numbers
+from anyk.problems.watch import DATA, DATA_SET, CodeWatch, Computing
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,6 @@ if TYPE_CHECKING:
 _STATISTICS_ITEMS = 1024  # number of items for running statistics, if a data set is read item by item
 _ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 _TRIED = 2  # samples on which module and loss are tried; batch norm needs two
-_LISTED = 3  # names that a sentence lists at most
 _IN_EVALUATION = (
     "the module was in evaluation mode as a whole, and is trained in training mode (dropout, statistics of the batch); "
     "parts that are to stay in evaluation mode are set to it after module.train()"
@@ -243,13 +242,9 @@ class TorchProblem(NetworkProblem):
         self.changing_values: Values = Values(values or {}, Values.plain(kept_tensors(twin, self.moving_norms)))
         self._network.take_values(self.changing_values.names)
         self._network.set_values(self.changing_values.build(self.changing_values.initial))
-        self.module, self._given = module, list(module.parameters())
-        self._given_loss, self._given_mean = loss, mean
-        self._given_reduction = getattr(loss, "reduction", None)
-        self._made_modes = [layer.training for layer in module.modules()]
+        self.module, self._given = module, GivenModule(module, loss, self._network)
         parameters = trainable_parameters(twin)
         self.dtype = dtype_of(parameters)
-        self._made_with = self._numbers_of(twin)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self._waiting = WaitingParameters(parameters)
@@ -471,14 +466,25 @@ class TorchProblem(NetworkProblem):
 
     def watch_code(self) -> CodeWatch:
         """Return an object that notices if the given module, loss or data set compute something else than now."""
-        return CodeWatch(self._present(self.split(1)), self._rounding(), is_read=self._is_read)
+        data = self._data
+        roots: dict[str, Any] = {"the loss": self._given.loss, "count": self._network.count, DATA: data.arrays}
+        roots |= data.code
+        roots |= {f"{DATA}'s {name}": value for name, value in self._drawn.items() if value is not None}
+        items = data.mark if isinstance(data, Items) else ()
+
+        def variables(*, arrays: bool = True) -> Variables:
+            objects = {**roots, "the module": self.module, f"{DATA}'s length": len(items)}
+            return variables_of(objects, arrays=arrays) | modes_of(self.module)
+
+        sketch = partial(self._given.sketch, self._network, self.split(1))
+        return CodeWatch(Computing(variables, sketch), self._rounding(), is_read=self._is_read)
 
     def _is_read(self, name: str) -> bool:
         """Return whether the loss may depend on a variable of the data, by the variable's name."""
         data = self._data
         if isinstance(data, Items):
             functions = [function for root, function in data.code.items() if root != DATA_SET]
-            return is_read(data.mark, name, [*functions, self._given_loss])
+            return is_read(data.mark, name, [*functions, self._given.loss])
         number = name.removeprefix(f"{DATA}[").removesuffix("]")
         if not (isinstance(data, Arrays) and number.isdigit()):
             return True
@@ -491,47 +497,17 @@ class TorchProblem(NetworkProblem):
         arrays[int(number)] = array[np.resize(elsewhere, len(rows))]
         changed.arrays = arrays
         try:
-            with as_initial(self.module, self._network.module, self._made_modes):
-                one, other = (
-                    TorchPartitions(self._network, samples, cut(len(rows), 1)).tried_with(self._live(), ROWS)
-                    for samples in (some, changed)
-                )
+            one, other = (
+                self._given.sketch(self._network, TorchPartitions(self._network, samples, cut(len(rows), 1)), ROWS)
+                for samples in (some, changed)
+            )
         except Exception:  # such as a target that is out of range for its sample
             return True
         return not np.array_equal(one, other)
 
-    def _present(self, partitions: TorchPartitions) -> Computing:
-        """Return the variables of the given module, loss and data set, and a gradient's sketch, as they are now."""
-        live = self._live()
-        copies = self._network.module
-        roots = {"the loss": self._given_loss, "count": live.count, DATA: self._data.arrays, **self._data.code}
-        roots |= {f"{DATA}'s {name}": value for name, value in self._drawn.items() if value is not None}
-        items = self._data.mark if isinstance(self._data, Items) else ()
-
-        def variables(*, arrays: bool = True) -> Variables:
-            objects = {**roots, "the module": self.module, f"{DATA}'s length": len(items)}
-            return variables_of(objects, arrays=arrays) | modes_of(self.module)
-
-        def sketch(samples: int) -> Floats:
-            with as_initial(self.module, copies, self._made_modes):
-                return partitions.tried_with(live, samples)
-
-        return Computing(variables, sketch)
-
-    def _live(self) -> Network:
-        """Return a network of the given module and loss."""
-        live = copy.copy(self._network)
-        live.module, live.loss = self.module, self._given_loss
-        if live.mean != self._given_mean:  # the mean over targets that are not ignored became a sum
-            live.loss = copy.copy(self._given_loss)
-            live.loss.reduction = "sum"
-        live.place = next(self.module.parameters()).device
-        return live
-
     def _rounding(self) -> float:
         """Return the relative difference that rounding may cause between two gradients in this process."""
-        on_cpu = next(self.module.parameters()).device.type == "cpu"
-        if on_cpu and self._network.precision is None:
+        if self._given.device.type == "cpu" and self._network.precision is None:
             return _ROUNDINGS * float(np.finfo(self.dtype).eps)
         return self.split(1).rounding()
 
@@ -541,86 +517,12 @@ class TorchProblem(NetworkProblem):
         ``begins``: whether the run begins with the problem's initial parameters.
         """
         self._given_arrays.check()
-        self._check_made()
-        live, copies, partitions = self._live(), self._network.module, self.split(1)
-        initial_modes = modes_of(self.module, self._made_modes)
-
-        def sketch(samples: int) -> Floats:
-            copied = copy.copy(self._network)
-            copied.place = live.place
-            on_its_device = next(copies.parameters()).device == live.place
-            copied.module = copies if on_its_device else copy.deepcopy(copies).to(live.place)
-            modes = [layer.training for layer in copies.modules()]
-            with as_initial(copied.module, copies, modes):
-                return partitions.tried_with(copied, samples)
-
-        compare_copies(
-            Computing(lambda: variables_of({"the module": copies}) | initial_modes, sketch),
-            Computing(
-                lambda: variables_of({"the module": self.module}) | modes_of(self.module),
-                self._present(partitions).sketch,
-            ),
-            self._rounding(),
-            "the module",
-        )
-        numbers = self._numbers_of(self.module)
-        if missing := self._made_with.keys() - numbers.keys():
-            raise BadInput(
-                f"{', '.join(sorted(missing)[:_LISTED])} of the module was there when the problem was made and is "
-                f"missing now; {ANEW}"
-            )
-        other = [name for name, kind in self._made_with.items() if numbers[name] != kind]
-        if not begins:
-            trained = {
-                f"parameter '{name}'" for name, parameter in self.module.named_parameters() if parameter.requires_grad
-            }
-            other = [name for name in other if name not in trained]
-        return [other_numbers(other, "the module")] if other else []
-
-    def _numbers_of(self, module: torch.nn.Module) -> Variables:
-        """Return digests of a module's parameters and buffers, without running statistics that are computed anew."""
-        parameters = {f"parameter '{name}'": parameter for name, parameter in module.named_parameters()}
-        tensors = parameters | kept_tensors(module, self.moving_norms)
-        return {name: "".join(variables_of({name: tensor.detach()}).values()) for name, tensor in tensors.items()}
-
-    def _check_made(self) -> None:
-        """Refuse other parameters or parts, another reduction of the loss or another length of the data set."""
-        copies = self._network.module
-        forms, now = (
-            {
-                name: f"{'trained' if parameter.requires_grad else 'frozen'} and of shape {tuple(parameter.shape)}"
-                for name, parameter in module.named_parameters()
-            }
-            for module in (copies, self.module)
-        )
-        for name in forms.keys() & now.keys():
-            if forms[name] != now[name]:
-                raise BadInput(
-                    f"parameter '{name}' was {forms[name]} when the problem was made and is {now[name]} now; {ANEW}"
-                )
-        if forms.keys() != now.keys():
-            some = ", ".join(sorted(forms.keys() ^ now.keys())[:_LISTED])
-            raise BadInput(f"the module has other parameters than when the problem was made ({some}); {ANEW}")
-        parts, parts_now = (
-            {name: type(layer).__name__ for name, layer in module.named_modules()} for module in (copies, self.module)
-        )
-        for name in sorted(parts.keys() | parts_now.keys()):
-            kind, kind_now = parts.get(name, "missing"), parts_now.get(name, "missing")
-            if kind != kind_now:
-                raise BadInput(
-                    f"{f'part {name!r} of the module' if name else 'the module'} was {kind} when the problem was made "
-                    f"and is {kind_now} now; {ANEW}"
-                )
-        reduction = getattr(self._given_loss, "reduction", None)
-        if reduction != self._given_reduction:
-            raise BadInput(
-                f"the reduction of the loss was {self._given_reduction!r} when the problem was made and is "
-                f"{reduction!r} now; {ANEW}"
-            )
+        self._given.check_parts(self._network)
         if not self.endless and (length := len(self._data)) != self.samples:
             raise BadInput(
                 f"the data set had {self.samples:,} samples when the problem was made and has {length:,} now; {ANEW}"
             )
+        return self._given.check_unchanged(self._network, self.split(1), self._rounding(), begins=begins)
 
     def initial(self) -> Vector:
         """Return the parameters of the given module, as one vector."""
@@ -674,11 +576,8 @@ class TorchProblem(NetworkProblem):
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
         """Return each parameter's index among the trainable parameters, None if frozen; raise for another module's."""
-        numbers, copied_parameters = count(), self._network.module.parameters()
-        places = {
-            id(original): next(numbers) if copied.requires_grad else None
-            for original, copied in zip(self._given, copied_parameters, strict=True)
-        }
+        places: dict[int, int | None] = dict.fromkeys(map(id, self._given.parameters))
+        places |= {id(parameter): number for number, parameter in enumerate(self._given.trained(self._network))}
         for parameter in parameters:
             if id(parameter) not in places:
                 raise BadInput(
@@ -690,23 +589,14 @@ class TorchProblem(NetworkProblem):
     @property
     def hooked_parameters(self) -> Sequence[str]:  # type: ignore[override]  # it follows the module, whose hooks may change
         """The names of the given module's trainable parameters that have hooks."""
-        copied_parameters = self._network.module.parameters()
-        trainable = {
-            id(own_parameter)
-            for own_parameter, copied in zip(self._given, copied_parameters, strict=True)
-            if copied.requires_grad
-        }
+        trained = set(map(id, self._given.trained(self._network)))
         named = self.module.named_parameters()
-        return [name for name, parameter in named if id(parameter) in trainable and has_hooks(parameter)]
+        return [name for name, parameter in named if id(parameter) in trained and has_hooks(parameter)]
 
     def through_hooks(self, w: Vector, gradient: Vector) -> Vector:
         """Return what the hooks of the given module's parameters make of a step's gradient at ``w``."""
-        copied_parameters = self._network.module.parameters()
-        own_parameters = [
-            parameter for parameter, copied in zip(self._given, copied_parameters, strict=True) if copied.requires_grad
-        ]
         with explaining("a hook of a parameter fails", alone=RunFailed):
-            return call_hooks(own_parameters, w, gradient)
+            return call_hooks(self._given.trained(self._network), w, gradient)
 
     def digest(self) -> str | None:
         """Return a digest of the data; for a data set that is read item by item, of the arrays in it."""
