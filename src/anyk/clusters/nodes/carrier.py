@@ -277,7 +277,7 @@ class Carrier(threading.Thread):
     def _connect_sources(self) -> None:
         """Connect to the processes that reads have come to need; a read waits until they are connected."""
         for address in self.reads.addresses - self._sources.keys():
-            made = self._sources[address] = self.sockets.new(zmq.DEALER)
+            source = self._sources[address] = self.sockets.new(zmq.DEALER)
 
             def on(event: int, address: str = address) -> None:
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -288,9 +288,9 @@ class Carrier(threading.Thread):
             def arrived(frames: list[Any], address: str = address) -> None:
                 self.reads.arrived(address, [frame.buffer for frame in frames])
 
-            self.sockets.watch(made, on)
-            self.sockets.listen(made, arrived)
-            made.connect(f"tcp://{address}")
+            self.sockets.watch(source, on)
+            self.sockets.listen(source, arrived)
+            source.connect(f"tcp://{address}")
 
     def _close_idle(self) -> None:
         """Close the connections to processes that no read needs any more."""
@@ -430,9 +430,9 @@ class DriverCarrier(Carrier):
             self._bury(life, "it sent what no node sends (its greeting)")
             return
         node.hello = hello
-        for other, each in list(self._nodes.items()):
-            earlier = each.hello
-            if each is node or each.rank != node.rank or earlier is None:
+        for other, other_node in list(self._nodes.items()):
+            earlier = other_node.hello
+            if other_node is node or other_node.rank != node.rank or earlier is None:
                 continue
             if hello.address == earlier.address or (hello.machine, hello.pid) == (earlier.machine, earlier.pid):
                 self._bury(other, STARTED_AGAIN)
@@ -457,7 +457,7 @@ class DriverCarrier(Carrier):
 
     def _welcome(self, life: bytes, node: _Node) -> None:
         """Have a life join if it is its rank's only one."""
-        if node.hello is not None and [each.rank for each in self._nodes.values()].count(node.rank) == 1:
+        if node.hello is not None and [other.rank for other in self._nodes.values()].count(node.rank) == 1:
             node.joined = True
             self.tell_program(NodeJoined(node.rank, life, node.hello))
 

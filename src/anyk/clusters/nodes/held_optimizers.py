@@ -85,8 +85,8 @@ class HeldOptimizers:
             coordinates = slice(first, last)
             if states is not None:
                 inner, outer = split_states(states)
-                own = optimizer.state_at(inner, coordinates) | named_outer(_outer_at(outer, coordinates))
-                slices[number] = [(name, *self._offered_part(vector)) for name, vector in own.items()]
+                sliced = optimizer.state_at(inner, coordinates) | named_outer(_outer_at(outer, coordinates))
+                slices[number] = [(name, *self._offered_part(vector)) for name, vector in sliced.items()]
             if penalties is not None:
                 factors[number] = self._offered_part(penalties[coordinates])
         self._versions.locate(self._needs(slot))
@@ -133,9 +133,9 @@ class HeldOptimizers:
         """Read the state that a holder of a slice offers; return None if it is lost."""
         states: Vectors = {}
         reads = []
-        for name, form, part in self._shown(number, rank, done):
+        for name, form, offer in self._shown(number, rank, done):
             states[name] = np.empty(form[1], dtype=vector_type(form))
-            reads.append((bytes_of(states[name]), part.offered, part.address))
+            reads.append((bytes_of(states[name]), offer.offered, offer.address))
         moved = not self._cluster.read_now(reads, moved=lambda: rank not in self._placement.ranks[number])
         return None if moved else states
 
@@ -163,10 +163,12 @@ class HeldOptimizers:
         """Give a node a slice of a slot's state as another one has it; return whether it has it now."""
         version, giver = self._versions.newest[slot], self._placement.ranks[number][0]
         self._cluster.locate(rank, self._needs(slot))
-        shown = self._questions.ask_one(number, giver, lambda run, question, of: Show(run, question, of, slot, version))
-        if shown is None:
+        answer = self._questions.ask_one(
+            number, giver, lambda run, question, of: Show(run, question, of, slot, version)
+        )
+        if answer is None:
             return False
-        order = partial(self._hold_order, slot, self._shown(number, giver, shown))
+        order = partial(self._hold_order, slot, self._shown(number, giver, answer))
         done = self._questions.ask_one(number, rank, order)
         if done is None:
             return False
@@ -193,6 +195,6 @@ def _outer_at(states: Vectors, coordinates: slice) -> Vectors:
 
 def _joined_outer(parts: Sequence[Vectors]) -> Vectors:
     return {
-        name: vector if ":" in name else np.concatenate([part[name] for part in parts])
+        name: vector if ":" in name else np.concatenate([outer[name] for outer in parts])
         for name, vector in parts[0].items()
     }

@@ -83,8 +83,8 @@ class Holders:
 
     def lose(self, rank: int) -> list[int]:
         """Note that a node has died; return the slices that nobody holds any more."""
-        held = [number for number, ranks in self.placement.ranks.items() if rank in ranks]
-        lost = [number for number in held if not self._has_other(number, rank)]
+        numbers = [number for number, ranks in self.placement.ranks.items() if rank in ranks]
+        lost = [number for number in numbers if not self._has_other(number, rank)]
         if not lost:
             for number in self.placement.homes:
                 self._forget_holder(number, rank)

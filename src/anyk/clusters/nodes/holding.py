@@ -137,11 +137,11 @@ class Holding:
             self._stop(read)
         for key in (*self._offered.values(), *self._shown):
             self._drop(key)
-        for known in (self._finishing, self._collecting, self._offered, self._shown, self._queue):
-            known.clear()
+        for collection in (self._finishing, self._collecting, self._offered, self._shown, self._queue):
+            collection.clear()
 
-    def _done(self, number: int, failure: str = "", **found: Any) -> None:
-        self._tell(Done(self._run, number, self._number, failure, **found))
+    def _done(self, number: int, failure: str = "", **values: Any) -> None:
+        self._tell(Done(self._run, number, self._number, failure, **values))
 
     # ------------------------------------------------------------------------------------------- messages
 
@@ -188,13 +188,13 @@ class Holding:
         states: dict[str, Vector] = {}
         penalties: Vector | None = None
         wanted: list[tuple[Vector, OfferedPart]] = []
-        for name, form, part in order.states or ():
+        for name, form, offer in order.states or ():
             states[name] = np.empty(form[1], dtype=vector_type(form))
-            wanted.append((states[name], part))
+            wanted.append((states[name], offer))
         if order.penalties is not None:
-            form, part = order.penalties
+            form, offer = order.penalties
             penalties = np.empty(form[1], dtype=vector_type(form))
-            wanted.append((penalties, part))
+            wanted.append((penalties, offer))
         left = len(wanted)
 
         def read_one(complete: bool, _: bytes) -> None:
@@ -206,12 +206,12 @@ class Holding:
                 prepare()
 
         def prepare() -> None:
-            given = None if order.states is None else states
-            self._holder.hold(order.slot, order.optimizer, given, penalties)
+            initial = None if order.states is None else states
+            self._holder.hold(order.slot, order.optimizer, initial, penalties)
             self._queue.append(order)  # for the models that it needs
 
-        for vector, part in wanted:
-            self._finishing[self._read(bytes_of(vector), part.offered, part.address, 0)] = read_one
+        for vector, offer in wanted:
+            self._finishing[self._read(bytes_of(vector), offer.offered, offer.address, 0)] = read_one
         if not wanted:
             prepare()
 
@@ -221,8 +221,8 @@ class Holding:
     def _step(self, order: TakeStep) -> None:
         """Take a step, and offer the slice of the next version."""
         plan, holder = order.plan, self._holder
-        for shown in self._shown:
-            self._drop(shown)
+        for shown_key in self._shown:
+            self._drop(shown_key)
         self._shown.clear()
         if order.optimizer:
             holder.renew(plan.slot, order.optimizer)
@@ -238,10 +238,10 @@ class Holding:
 
     def _offer_slice(self, key: Key) -> tuple[str, Form, Offered]:
         """Offer the slice of a model to other nodes."""
-        own = self._vectors.room(key)[self._holder.coordinates]
-        offered = self._offer(bytes_of(own))
+        vector = self._vectors.room(key)[self._holder.coordinates]
+        offered = self._offer(bytes_of(vector))
         self._offered[key] = offered.key
-        return "", _form(own), offered
+        return "", _form(vector), offered
 
     def _show(self, order: Show) -> None:
         """Offer the state of an optimiser."""
@@ -263,7 +263,7 @@ def _messages(order: ToHolder) -> list[int]:
     match order:
         case TakeStep(plan=plan) | MeasureStep(plan=plan):
             stale = plan.compensation or ()
-            return [number for number, _ in (*plan.messages, *(each.message for each in stale))]
+            return [number for number, _ in (*plan.messages, *(term.message for term in stale))]
         case Measure(terms=terms):
             return [number for number, _ in terms]
     return []

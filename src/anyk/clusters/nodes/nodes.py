@@ -189,21 +189,21 @@ class Nodes(Networked[NodeHandle]):
         used = list(self._used)
         if self.fewest == self.workers:
             return used
-        here: list[int] = []
+        joined: list[int] = []
         start = last = time.monotonic()
-        while len(here) < len(used):
-            workers = sum(worker % self._hub.size in here for worker in range(self.workers))
-            is_enough = workers >= self.fewest and len(here) >= self.copies
+        while len(joined) < len(used):
+            workers = sum(worker % self._hub.size in joined for worker in range(self.workers))
+            is_enough = workers >= self.fewest and len(joined) >= self.copies
             if is_enough and time.monotonic() > last + OTHERS:
-                missing = [rank for rank in used if rank not in here]
-                say(f"the model lies in slices at nodes {here}; {missing} have not joined, and will get workers only")
+                missing = [rank for rank in used if rank not in joined]
+                say(f"the model lies in slices at nodes {joined}; {missing} have not joined, and will get workers only")
                 break
             if time.monotonic() > start + self.patience_at_start:
                 raise self._not_joined(used)
             self._hub.poll(_TURN)
-            before, here = here, [rank for rank in used if rank in self._hub.nodes]
-            last = time.monotonic() if here != before else last
-        return here
+            before, joined = joined, [rank for rank in used if rank in self._hub.nodes]
+            last = time.monotonic() if joined != before else last
+        return joined
 
     def _not_joined(self, ranks: Iterable[int]) -> RunFailed:
         """Return the error that some of the nodes have not joined in time."""
@@ -251,8 +251,8 @@ class Nodes(Networked[NodeHandle]):
 
     def _memory_of(self, rank: int, partitions: Partitions) -> MemoryLayout:
         """Return the layout of a node's shared memory; workers of other nodes take none."""
-        own = self._workers_of(rank)
-        lengths = [length if worker in own else 0 for worker, length in enumerate(self._lengths)]
+        workers_here = self._workers_of(rank)
+        lengths = [length if worker in workers_here else 0 for worker, length in enumerate(self._lengths)]
         plan = MemoryLayout.of(self._layout, partitions, lengths)
         longer = MOST_BEHIND if self.copies > 1 else 0  # a copy that lags needs messages for longer
         return replace(plan, buffers=plan.buffers + longer, state_bytes=0)  # workers' states are not read from nodes
@@ -322,8 +322,8 @@ class Nodes(Networked[NodeHandle]):
             raise RunFailed(f"node {node.rank}: {reason}")
         self._lose_node(node, f"node {node.rank} cannot take part", reason)
         node.run = 0  # it needs all again
-        for known in (node.has, node.vectors, node.messages, node.slices):
-            known.clear()
+        for collection in (node.has, node.vectors, node.messages, node.slices):
+            collection.clear()
 
     def _lose_node(self, node: Node, what: str, reason: str) -> None:
         """Note that the workers of a node have ended; that ends the run if nobody else holds its slices."""
@@ -380,8 +380,8 @@ class Nodes(Networked[NodeHandle]):
 
     def _tidy(self) -> None:
         """Tell nodes which vectors and messages are needed no more; one that does not listen is told later."""
-        for place in range(len(self.news)):
-            self.news[place] = self._without_unneeded(self.news[place])
+        for index in range(len(self.news)):
+            self.news[index] = self._without_unneeded(self.news[index])
         self._nodes.tidy()
 
     def _without_unneeded(self, news: Any) -> Any:

@@ -18,7 +18,7 @@ class Placement:
         """``among``: ranks, as many as slices; by default 0, 1 and so on."""
         among = among or range(len(slices))
         self.dtype, self.copies, self.dimension = dtype, copies, slices[-1][1]
-        self.slices = {number: own for number, own in enumerate(slices) if own[0] < own[1]}
+        self.slices = {number: ends for number, ends in enumerate(slices) if ends[0] < ends[1]}
         self.homes = {number: [among[(number + copy) % len(among)] for copy in range(copies)] for number in self.slices}
         self.ranks = {number: list(homes) for number, homes in self.homes.items()}
 

@@ -152,8 +152,8 @@ class RunNodes:
 
     def _is_over(self, number: int, address: str) -> bool:
         """Return whether a read of an address has ended, or never will."""
-        there = [self.carrier.address, *(node.hello.address for node in self._hub.nodes.values())]
-        return self._awaited[number] is not None or address not in there
+        addresses = [self.carrier.address, *(node.hello.address for node in self._hub.nodes.values())]
+        return self._awaited[number] is not None or address not in addresses
 
     def finished(self, number: int, complete: bool) -> bool:
         """Note the end of a read; return whether the driver waits for it here."""

@@ -286,13 +286,13 @@ def wait_for(find: Callable[[], SiteEntry | None], within: float) -> SiteEntry |
     until = time.monotonic() + within
     forged: tuple[float, BadInput] | None = None  # since when there is none but one that is not this job's
     while True:
-        found = None
+        answer = None
         try:
-            found = find()
+            answer = find()
         except BadInput as error:
             forged = forged or (time.monotonic(), error)
-        if found is not None or time.monotonic() >= until:
-            return found
+        if answer is not None or time.monotonic() >= until:
+            return answer
         if forged is not None and time.monotonic() > forged[0] + _FORGED:
             raise forged[1]
         time.sleep(0.1)

@@ -176,13 +176,13 @@ class SlicedMessages:
 
     def read(self, message: SlicedMessage) -> Vector:
         """Read a whole message from one of its sources, or from the next one if that falls silent or is lost."""
-        whole = np.empty(message.size, dtype=message.dtype)
+        vector = np.empty(message.size, dtype=message.dtype)
         sources = sorted(filter(self.offers, message.sources), key=self._silence) or message.sources
         for source in sources:
-            wanted = [(bytes_of(whole), source.offered, source.address)]
+            wanted = [(bytes_of(vector), source.offered, source.address)]
             if self._cluster.read_now(wanted, moved=partial(self._has_moved, source, sources[-1])):
                 break
-        return whole
+        return vector
 
     def _has_moved(self, source: MessageSource, last: MessageSource) -> bool:
         is_lost = not self.offers(source) or self._silence(source) > PATIENCE

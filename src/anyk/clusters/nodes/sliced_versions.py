@@ -65,8 +65,8 @@ class SlicedVersions:
 
     def make(self, slot: str, version: int) -> SlicedVersion:
         """Return a version that the holders are about to write."""
-        made = self._made[slot, version] = SlicedVersion((slot, version), self._placement.readable())
-        return made
+        prepared = self._made[slot, version] = SlicedVersion((slot, version), self._placement.readable())
+        return prepared
 
     def publish(self, version: SlicedVersion) -> None:
         """Tell all who hold slices where they read a version that has been written."""
@@ -86,22 +86,22 @@ class SlicedVersions:
 
     def parts(self, version: SlicedVersion, rank: int) -> list[OfferedPart]:
         """Return where a node reads the slices of a version; its own ones from itself."""
-        own = self._cluster.address_of(rank)
+        address = self._cluster.address_of(rank)
         return [
-            part._replace(address=own) if rank in ranks else part
-            for part, ranks in zip(version.parts, version.ranks.values(), strict=True)
+            offer._replace(address=address) if rank in ranks else offer
+            for offer, ranks in zip(version.parts, version.ranks.values(), strict=True)
         ]
 
     def read(self, version: SlicedVersion) -> Vector:
         """Return all of a version, read by the driver once."""
         while version.whole is None:
             self._cluster.wait_until(lambda: version.is_settled)
-            whole, parts = np.empty(self._placement.dimension, dtype=self._placement.dtype), version.parts
-            memory, reads = bytes_of(whole), []
+            vector, parts = np.empty(self._placement.dimension, dtype=self._placement.dtype), version.parts
+            memory, reads = bytes_of(vector), []
             for first, offered, address in parts:
                 reads.append((memory[first : first + offered.size], offered, address))
             if self._cluster.read_now(reads, moved=lambda: not version.is_settled or version.parts != parts):  # noqa: B023
-                version.whole = whole
+                version.whole = vector
         return version.whole
 
     def locate(self, keys: Sequence[Key]) -> None:

@@ -34,8 +34,8 @@ def cut(dimension: int, itemsize: int, holders: int) -> list[tuple[int, int]]:
     [(0, 393216), (393216, 786432), (786432, 1000000)]
     """
     unit = max(keyed.PART, PIECE // itemsize)
-    units, rest = divmod(-(-dimension // unit), holders)
-    ends = [min(dimension, unit * (units * rank + min(rank, rest))) for rank in range(holders + 1)]
+    units, left = divmod(-(-dimension // unit), holders)
+    ends = [min(dimension, unit * (units * rank + min(rank, left))) for rank in range(holders + 1)]
     return list(pairwise(ends))
 
 
@@ -101,8 +101,8 @@ class Holder:
 
     def clear(self) -> None:
         """Forget everything."""
-        for known in (self._sums, self._own, self._unused, self._settings, self._fresh):
-            known.clear()
+        for collection in (self._sums, self._own, self._unused, self._settings, self._fresh):
+            collection.clear()
 
     # ------------------------------------------------------------------------------------------- sums
 
@@ -125,27 +125,27 @@ class Holder:
     def drop(self, number: int) -> None:
         """Forget a slice of a message."""
         self._sums.pop(number, None)
-        own = self._own.pop(number, None)
-        if own is not None and own.nbytes < _LARGE:
-            self._unused.append(own)
+        room = self._own.pop(number, None)
+        if room is not None and room.nbytes < _LARGE:
+            self._unused.append(room)
 
     def copy_from(self, message: Vector) -> None:
         """Copy the slices that lie in a message, whose memory will be freed."""
-        for number, own in self._sums.items():
-            if np.may_share_memory(own, message):
-                self._sums[number] = own.copy()
+        for number, vector in self._sums.items():
+            if np.may_share_memory(vector, message):
+                self._sums[number] = vector.copy()
 
     def combine(self, messages: Sequence[Place], weights: Sequence[Any], coordinates: slice) -> Floats:
-        part = slice(coordinates.start - self.first, coordinates.stop - self.first)
-        terms = [(self._sums[number][part], weight) for (number, _), weight in zip(messages, weights, strict=True)]
-        return add_weighted(terms, part.stop - part.start)
+        inside = slice(coordinates.start - self.first, coordinates.stop - self.first)
+        terms = [(self._sums[number][inside], weight) for (number, _), weight in zip(messages, weights, strict=True)]
+        return add_weighted(terms, inside.stop - inside.start)
 
     def squares(self, terms: Sequence[tuple[int, float]]) -> list[float]:
         """Return the squared norm of each part of a weighted sum of messages, at these coordinates."""
         squares = []
         for start in range(self.first, self.last, keyed.PART):
-            part = slice(start, min(start + keyed.PART, self.last))
-            added = self.combine([(number, 0) for number, _ in terms], [weight for _, weight in terms], part)
+            coordinates = slice(start, min(start + keyed.PART, self.last))
+            added = self.combine([(number, 0) for number, _ in terms], [weight for _, weight in terms], coordinates)
             squares.append(squared_norm(added))
         return squares
 
@@ -183,12 +183,12 @@ class Holder:
         ``factor``: of an optimiser that clips, after :meth:`measure`. Raises :class:`~anyk.RunFailed` if the next
         version is not finite.
         """
-        part = self._part(plan, out)
+        step = self._part(plan, out)
         states = self.states(plan.slot, plan.version)
-        steps_by, state = stepping_by(plan, self._settings[plan.slot].optimizer, states, part.w)
+        steps_by, state = stepping_by(plan, self._settings[plan.slot].optimizer, states, step.w)
         assert (factor is not None) == isinstance(steps_by, Clip), "the whole gradient has a norm, not this slice"
         with without_compiler():
-            digest = part.take(steps_by, state, factor)
+            digest = step.take(steps_by, state, factor)
         if digest is None:
             raise RunFailed("this optimiser cannot step a slice")
         note_state(plan, states, state)

@@ -47,53 +47,53 @@ class Sockets:
 
         ``most``: bytes of a message; whoever sends longer ones is disconnected.
         """
-        made = self._context.socket(kind)
-        made.linger = 0
-        made.setsockopt(zmq.MAXMSGSIZE, most)
-        made.ipv6 = True
-        made.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-        made.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4000)
-        made.setsockopt(zmq.RECONNECT_IVL, 100)
-        made.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        made.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
-        made.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HANDSHAKE))
-        return made
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        socket.setsockopt(zmq.MAXMSGSIZE, most)
+        socket.ipv6 = True
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4000)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * HANDSHAKE))
+        return socket
 
     def new_gate(self) -> zmq.Socket[bytes]:
         """Return the socket that is asked whether to admit a process."""
-        made = self._context.socket(zmq.REP)
-        made.linger = 0
-        made.bind(_ZAP)
-        return made
+        socket = self._context.socket(zmq.REP)
+        socket.linger = 0
+        socket.bind(_ZAP)
+        return socket
 
-    def bind(self, made: zmq.Socket[bytes], host: str, port: int) -> int:
+    def bind(self, socket: zmq.Socket[bytes], host: str, port: int) -> int:
         """Have a socket listen at one address of this machine; return its port, any free one for 0."""
         try:
-            made.bind(f"tcp://{at(host, port) if port else at(host, 0).replace(':0', ':*')}")
+            socket.bind(f"tcp://{at(host, port) if port else at(host, 0).replace(':0', ':*')}")
         except zmq.ZMQError as error:
             raise BadInput(f"cluster 'nodes' cannot listen at {at(host, port)}: {error.strerror}") from None
-        return int(made.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
-    def listen(self, made: zmq.Socket[bytes], on: Callable[[list[Any]], None]) -> None:
+    def listen(self, socket: zmq.Socket[bytes], on: Callable[[list[Any]], None]) -> None:
         """Pass each message of a socket to a function, in :meth:`read`."""
 
         def read() -> None:
             with contextlib.suppress(zmq.Again):
                 while True:
-                    on(made.recv_multipart(zmq.NOBLOCK, copy=False))
+                    on(socket.recv_multipart(zmq.NOBLOCK, copy=False))
 
-        self._readers[made] = read
+        self._readers[socket] = read
 
-    def watch(self, made: zmq.Socket[bytes], on: Callable[[int], None]) -> None:
+    def watch(self, socket: zmq.Socket[bytes], on: Callable[[int], None]) -> None:
         """Pass the events of a socket's connection to a function."""
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        monitor = self._monitors[made] = made.get_monitor_socket(events)
+        monitor = self._monitors[socket] = socket.get_monitor_socket(events)
         self.listen(monitor, lambda frames: on(parse_monitor_message([frame.bytes for frame in frames])["event"]))
 
-    def guard(self, made: zmq.Socket[bytes], address: str, tell: Callable[[str], None]) -> None:
+    def guard(self, socket: zmq.Socket[bytes], address: str, tell: Callable[[str], None]) -> None:
         """Tell a sentence about each stranger who connects to a listening socket."""
         door = Door(address, tell, time.monotonic)
-        monitor = self._monitors[made] = made.get_monitor_socket(sum(_EVENTS))
+        monitor = self._monitors[socket] = socket.get_monitor_socket(sum(_EVENTS))
 
         def look(frames: list[Any]) -> None:
             happened = parse_monitor_message([frame.bytes for frame in frames])
@@ -114,13 +114,13 @@ class Sockets:
                     read()
         return also in can_be_read
 
-    def close(self, made: zmq.Socket[bytes]) -> None:
+    def close(self, socket: zmq.Socket[bytes]) -> None:
         """Close a socket, and what watches it."""
-        monitor = self._monitors.pop(made)
-        made.disable_monitor()
-        for each in (made, monitor):
-            del self._readers[each]
-            each.close()
+        monitor = self._monitors.pop(socket)
+        socket.disable_monitor()
+        for closed in (socket, monitor):
+            del self._readers[closed]
+            closed.close()
 
     def close_all(self) -> None:
         """Close everything."""

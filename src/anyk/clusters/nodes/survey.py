@@ -81,24 +81,24 @@ class MachineSurvey(msgspec.Struct, frozen=True):
     @property
     def bandwidth(self) -> float | None:
         """Median bytes per second from one machine to another, while as many come back."""
-        known = [read.bandwidth for read in self.reads if read.bandwidth is not None]
-        return median(known) if known else None
+        rates = [read.bandwidth for read in self.reads if read.bandwidth is not None]
+        return median(rates) if rates else None
 
     @property
     def round_trip(self) -> float | None:
         """Median seconds of a question and its answer."""
-        known = [read.round_trip for read in self.reads if read.round_trip is not None]
-        return median(known) if known else None
+        trips = [read.round_trip for read in self.reads if read.round_trip is not None]
+        return median(trips) if trips else None
 
     @property
     def slow(self) -> dict[int, float]:
         """Machines that send at least 1.5 times slower than the median, by rank, and how many times."""
-        found = {}
+        times_slower = {}
         for machine in self.machines:
             sent = [read.bandwidth for read in self.reads if read.source == machine.rank and read.bandwidth is not None]
             if sent and self.bandwidth is not None and self.bandwidth >= _SLOWER * median(sent):
-                found[machine.rank] = self.bandwidth / median(sent)
-        return found
+                times_slower[machine.rank] = self.bandwidth / median(sent)
+        return times_slower
 
     def report(self) -> dict[str, Any]:
         """Return all of it as plain data, for JSON."""
@@ -140,16 +140,16 @@ def survey_nodes(*, address: str = "", port: int = 0, within: float = 60.0) -> M
     have come. Raises :class:`~anyk.BadInput` without a launcher, or if a package is missing, and
     :class:`~anyk.RunFailed` if a machine does not come, or leaves.
     """
-    place = JobPlace.from_environment(address)
+    job = JobPlace.from_environment(address)
     need_packages("a survey of machines")
     from anyk.clusters.nodes.carrier import Carrier
 
-    site = Site(place)
-    carrier = Carrier(place.host, port and port + 1)
+    site = Site(job)
+    carrier = Carrier(job.host, port and port + 1)
     carrier.start()
     try:
         member = _Member(site, carrier, within)
-        if place.rank:
+        if job.rank:
             member.take_part()
             return None
         entries = member.gather()
@@ -160,7 +160,7 @@ def survey_nodes(*, address: str = "", port: int = 0, within: float = 60.0) -> M
             machines=[entry.machine for entry in entries],
             reads=member.lead(entries),
             differences=[sentence for sentence in apart if sentence],
-            store=f"{place.store_host}:{place.store_port}",
+            store=f"{job.store_host}:{job.store_port}",
             seconds=time.monotonic() - begun,
         )
     finally:
@@ -209,12 +209,12 @@ class _Member:
         self._say("entry", self._rank, msgspec.json.encode(self._entry))
         missing = self._wait_for_all("entry", within=self._within)
         if missing:
-            place = self._site.place
+            job = self._site.place
             self._say("go", 0, b"")  # those that have come may leave
             self._wait_for_all("bye", within=_FAREWELL, without=missing)
             raise RunFailed(
                 f"{_named(missing)} did not come within {self._within:g} s; is the command started there, with the "
-                f"same WORLD_SIZE, and is port {place.store_port} of {place.store_host} let through?"
+                f"same WORLD_SIZE, and is port {job.store_port} of {job.store_host} let through?"
             )
         entries = [self._heard("entry", rank, _Entry) for rank in range(self._size)]
         self._say("go", 0, msgspec.json.encode(entries))
@@ -222,8 +222,8 @@ class _Member:
 
     def lead(self, entries: Sequence[_Entry]) -> list[ReadSpeed]:
         """Take part in all rounds, and return what all machines have measured."""
-        own = self._measure(entries, self._begin_round)
-        self._say("result", 0, msgspec.json.encode(own))
+        reads_here = self._measure(entries, self._begin_round)
+        self._say("result", 0, msgspec.json.encode(reads_here))
         self._miss(self._wait_for_all("result", within=_ROUND))
         reads = [read for rank in range(self._size) for read in self._heard("result", rank, list[ReadSpeed])]
         self._say("over", 0, b"1")
@@ -258,8 +258,8 @@ class _Member:
             self._say("bye", self._rank, b"1")
             raise RunFailed("some of the machines did not come: rank 0 names them")
         entries = msgspec.json.decode(answer, type=list[_Entry])
-        own = self._measure(entries, self._await_round)
-        self._say("result", self._rank, msgspec.json.encode(own))
+        reads_here = self._measure(entries, self._await_round)
+        self._say("result", self._rank, msgspec.json.encode(reads_here))
         self._await("over", 0)
         self._say("bye", self._rank, b"1")
 
@@ -322,8 +322,8 @@ class _Member:
         if self._seconds_to_read(other, other.few, into, _CONNECTING)[0] is None:  # which also connects
             return None
         trips = [self._seconds_to_read(other, other.few, into, _CONNECTING)[0] for _ in range(_TRIPS)]
-        known = [trip for trip in trips if trip is not None]
-        return median(known) if known else None
+        measured = [trip for trip in trips if trip is not None]
+        return median(measured) if measured else None
 
     def _bandwidth(self, other: _Entry) -> float | None:
         """Return bytes per second of a long read, also if it does not end in time; None if nothing comes."""

@@ -173,7 +173,7 @@ class Actor:
 
 def joined(parts: Sequence[memoryview], kind: DType) -> Vector:
     """Return the vector whose bytes are in these parts."""
-    vectors = [np.frombuffer(part, dtype=kind) for part in parts]
+    vectors = [np.frombuffer(data, dtype=kind) for data in parts]
     return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
 
 

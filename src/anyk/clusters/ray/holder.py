@@ -126,8 +126,8 @@ class HolderActor:
             self._models.pop(key, None)
         for key, (first, offered, _) in news.given:
             start = holder.first * holder.dtype.itemsize - first
-            own = self._room(key).vector
-            own[:] = np.frombuffer(self._read(offered, references), holder.dtype, count=own.size, offset=start)
+            vector = self._room(key).vector
+            vector[:] = np.frombuffer(self._read(offered, references), holder.dtype, count=vector.size, offset=start)
 
     def _read(self, offered: Offered, references: Mapping[bytes, Any]) -> memoryview:
         return answer(ray_module(), references[offered.key], FOREVER)
@@ -140,10 +140,10 @@ class HolderActor:
         return self._models[key]
 
     def _hold(self, order: Hold, references: Mapping[bytes, Any]) -> None:
-        def read(form: Form, part: OfferedPart) -> Vector:
-            return np.frombuffer(self._read(part.offered, references), dtype=vector_type(form)).copy()
+        def read(form: Form, offer: OfferedPart) -> Vector:
+            return np.frombuffer(self._read(offer.offered, references), dtype=vector_type(form)).copy()
 
-        states = None if order.states is None else {name: read(form, part) for name, form, part in order.states}
+        states = None if order.states is None else {name: read(form, offer) for name, form, offer in order.states}
         penalties = None if order.penalties is None else read(*order.penalties)
         self._holder.hold(order.slot, order.optimizer, states, penalties)
 

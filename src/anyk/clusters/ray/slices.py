@@ -80,13 +80,13 @@ class ObjectSlices(SlicedStore):
     def references(self, key: Key) -> Sequence[Any]:
         """Return the objects of which a vector consists."""
         stored = self._carrier.stored  # type: ignore[attr-defined]
-        return [each for part in self.parts(key, 0) for each in stored[part.offered.key].references]
+        return [reference for offer in self.parts(key, 0) for reference in stored[offer.offered.key].references]
 
     def release(self, slot: str, version: int) -> None:
         sliced = self._versions.published.get((slot, version))
         super().release(slot, version)
-        for part in sliced.parts if sliced is not None else ():
-            self._carrier.drop(part.offered.key)
+        for offer in sliced.parts if sliced is not None else ():
+            self._carrier.drop(offer.offered.key)
 
 
 class _Call(NamedTuple):
@@ -143,8 +143,8 @@ class HolderActors:
         for actor in self._actors.values():
             if ray.is_initialized():
                 ray.kill(actor, no_restart=True)
-        for known in (self._actors, self.calls, self.carrier.stored, self._reads, self._news):
-            known.clear()
+        for collection in (self._actors, self.calls, self.carrier.stored, self._reads, self._news):
+            collection.clear()
 
     # ------------------------------------------------------------------------------------------- orders
 
@@ -165,23 +165,23 @@ class HolderActors:
     def _read(self, rank: int, order: Collect) -> None:
         """Have a holder read its slice of a replica."""
         stored = self.carrier.stored[order.offered.key].references
-        whole = len(stored) == 1  # the driver's own
-        own = list(self.holders.placement.slices).index(rank)
-        reference, skip = (stored[0], order.first) if whole else (stored[own], 0)
+        is_whole = len(stored) == 1  # the driver's own
+        position = list(self.holders.placement.slices).index(rank)
+        reference, skip = (stored[0], order.first) if is_whole else (stored[position], 0)
         method = self._actors[rank].collect.options(concurrency_group="reads")
         self.calls[method.remote(pickle.dumps(order), [reference], skip)] = _Call(rank, order)
 
     def _ask(self, rank: int, order: Question) -> None:
         news = self._news.pop(rank, HolderNews([], [], []))
-        parts = [part for _, part in news.given]
+        parts = [offer for _, offer in news.given]
         if isinstance(order, Hold):
-            parts += [part for _, _, part in order.states or ()]
+            parts += [offer for _, _, offer in order.states or ()]
             parts += [order.penalties[1]] if order.penalties is not None else []
         if isinstance(order, Show | TakeStep):
             for key in self._shown:
                 self.carrier.drop(key)
             self._shown.clear()
-        references = {part.offered.key: self.carrier.stored[part.offered.key].references[0] for part in parts}
+        references = {offer.offered.key: self.carrier.stored[offer.offered.key].references[0] for offer in parts}
         method = self._actors[rank].carry_out.options(concurrency_group="steps", num_returns=2)
         # Ray's own serialisation is slow
         head, payload = method.remote(pickle.dumps((order, news)), references)
@@ -195,10 +195,10 @@ class HolderActors:
             self._told.add(key)
             for other in self.holders.placement.slices:
                 start, _ = self.holders.placement.bytes_at(other)
-                for part in self.store.parts(key, other):
-                    inside = part.first <= start < part.first + part.offered.size
-                    if inside and part.address != self.address_of(other):
-                        self._news[other].given.append((key, part))
+                for offer in self.store.parts(key, other):
+                    inside = offer.first <= start < offer.first + offer.offered.size
+                    if inside and offer.address != self.address_of(other):
+                        self._news[other].given.append((key, offer))
 
     def locate_again(self, key: Key) -> None:
         """Do nothing: slices do not move."""
@@ -213,7 +213,7 @@ class HolderActors:
         for key in self._told.intersection(gone):
             for rank in self.holders.placement.slices:
                 news = self._news[rank]
-                news.given[:] = [each for each in news.given if each[0] != key]
+                news.given[:] = [pair for pair in news.given if pair[0] != key]
                 news.gone.append(key)
         self._told.difference_update(gone)
 
@@ -250,10 +250,10 @@ class HolderActors:
     def _named(self, done: Done, call: _Call) -> Done:
         """Return an answer in which what is offered has keys."""
         offered, first = [], 0
-        for name, form, each in done.offered:
+        for name, form, slice_offer in done.offered:
             key = self.carrier.name(Stored([call.payload], first))
-            offered.append((name, form, each._replace(key=key)))
-            first += each.size
+            offered.append((name, form, slice_offer._replace(key=key)))
+            first += slice_offer.size
             if isinstance(call.order, Show):
                 self._shown.append(key)
         return replace(done, offered=offered)
