@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,9 @@ from forked_helpers import Parent, Starting
 hypothesis.settings.register_profile("same", derandomize=True, database=None)
 hypothesis.settings.register_profile("explore", print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+# a shell has what it starts in the background ignore interrupts, which some tests send
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.pop("COLUMNS", None)  # set by pytest-xdist; output into a pipe is as wide as it needs to be
 os.environ["ANYK_RACE_PAGE"] = "none"  # a page takes a second; the tests of pages ask for one
