@@ -465,3 +465,19 @@ def test_a_rate_that_a_loss_reads_from_an_optimiser_is_named() -> None:
 
     with pytest.raises(BadInput, match=r"\['lr'\] was 0.01 when the run began and is 0.5 now;"):
         loop(problem_of(loss, module=module), lambda i: sgd.param_groups[0].update(lr=0.5), into=module)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("label_smoothing", 0.5), ("weight", torch.tensor([1.0, 2.0, 5.0])), ("ignore_index", 1)]
+)
+def test_a_loss_whose_mean_became_a_sum_is_watched_as_it_is_now(name: str, value: Any) -> None:
+    """Where some targets do not count, workers have a copy of the loss that is a sum; the user changes the mean."""
+    targets = torch.where(torch.arange(40) % 4 == 0, -100, torch.arange(40) % 3)
+    loss = nn.CrossEntropyLoss()
+
+    def change(number: int) -> None:
+        if number == 4:
+            setattr(loss, name, value)
+
+    with pytest.raises(BadInput, match="the loss"):
+        loop(problem_of(loss, (X.clone(), targets), nn.Linear(5, 3)), change)
