@@ -131,7 +131,6 @@ class Agent:
 
     def __init__(self, carrier: NodeCarrier, *, parent: int = -1) -> None:
         self._carrier = carrier
-        self._driver_bytes = ""
         self._parent = parent
         self._run: _Run | None = None
         self._reads = 0

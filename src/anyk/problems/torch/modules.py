@@ -184,8 +184,6 @@ class TorchProblem(NetworkProblem):
 
     marks_unused = True
     shapes: list[tuple[int, ...]]
-    unused: frozenset[int]  # the trainable parameters, by number, that the first samples' loss does not use
-    norms: tuple[str, ...]  # the names of the batch norms whose running statistics are computed anew
     _last: tuple[Network, int] | None = None  # last network, and samples of its statistics
 
     def __init__(
