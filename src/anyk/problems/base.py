@@ -183,7 +183,8 @@ class ProblemAbilities:
       (:class:`~anyk.problems.values.Values`). ``with_values(leaves)``: returns the problem with other values, with
       which it is evaluated; None: it has no values.
     - ``watch_code()``: returns an object that notices if a user's code computes something else than at the start
-      (:class:`~anyk.problems.watch.CodeWatch`); None: no user's code computes. ``check_unchanged(begins=…)``: raises
+      (:class:`~anyk.problems.watch.CodeWatch`), or None if nothing can change; without it the problem's attributes and
+      the gradient of its first samples are watched. ``check_unchanged(begins=…)``: raises
       :class:`~anyk.BadInput` if something of which the problem has copies has changed since it was made, and
       returns sentences on what may differ; ``begins``: whether the run begins with the problem's initial model.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.

@@ -12,9 +12,11 @@ import numpy as np
 
 from anyk.base.arrays import Floats
 from anyk.base.errors import BadInput
+from anyk.problems.base import Problem, abilities_of
+from anyk.problems.generators import preserved_generators, seed_all
 from anyk.problems.given import ANEW, named
-from anyk.problems.replicas import ROWS, Trial
-from anyk.problems.surroundings import Variables, differences
+from anyk.problems.replicas import ROWS, Sketch, Trial, model_like, scales_of, trial_rows
+from anyk.problems.surroundings import Variables, differences, variables_of
 
 DATA = "the data"  # the name of the arrays of samples, every change of which is one of the objective
 DATA_SET = "the data set"  # the name of a map-style data set
@@ -32,6 +34,11 @@ _REMEDY_OF_DATA = (
     "workers compute with the samples that they got then: to train on other ones, continue in a run of a new problem "
     "(begin=…); what the loss does not need, such as a record of losses, must be kept outside of the data"
 )
+_REMEDY_OF_PROBLEM = (
+    "workers compute with the partitions that they got then: to train with the change, continue in a run of its own "
+    "(begin=…)"
+)
+_ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 
 
 def is_glanced_at(step: int) -> bool:
@@ -116,11 +123,20 @@ class CodeWatch:
     counters, are ignored. So are others that change without an effect on the gradient, also of more samples if that
     takes a quarter of a second at most, unless the gradient is random or cannot be computed, or they are arrays and
     elements of the data, of which not all samples are looked at. ``limit``: the relative difference that rounding may
-    cause. ``is_read``: whether samples may be computed from a variable of the data, by its name.
+    cause. ``is_read``: whether samples may be computed from a variable of the data, by its name. ``of``: what computes;
+    ``remedy``: what the user can do about a change that is not one of the data.
     """
 
-    def __init__(self, present: Computing, limit: float, *, is_read: Callable[[str], bool] = lambda name: True) -> None:
-        self._present, self._is_read = present, is_read
+    def __init__(
+        self,
+        present: Computing,
+        limit: float,
+        *,
+        is_read: Callable[[str], bool] = lambda name: True,
+        of: str = "the loss, the module or the data set",
+        remedy: str = _REMEDY,
+    ) -> None:
+        self._present, self._is_read, self._of, self._remedy = present, is_read, of, remedy
         before = present.variables()
         began = time.perf_counter()
         self._trial = Trial.of(partial(present.sketch, ROWS), limit, replicas=False)
@@ -132,6 +148,12 @@ class CodeWatch:
         self._before = {name: value for name, value in before.items() if name not in moving}
         self._moving = moving
         self._harmless: Counter[str] = Counter()  # how often a variable's change has had no effect
+        self._without_effect: set[str] = set()  # variables that have changed while the gradient has not
+
+    @property
+    def compares_gradients(self) -> bool:
+        """Whether there is a gradient to compare with, neither random nor one that cannot be computed here."""
+        return self._trial is not None
 
     def glance(self) -> None:
         """Do :meth:`check`, but only if a variable has changed that is quick to read, and had an effect or is new."""
@@ -148,19 +170,62 @@ class CodeWatch:
     def check(self) -> None:
         """Raise :class:`~anyk.BadInput` if something has changed since the start, and name it."""
         different = list(differences(self._before, self._present.variables()))
-        moved = self._trial is not None and _moved(self._trial, partial(self._present.sketch, ROWS))
-        if self._trial is not None and not moved:
+        moved = False
+        if self._trial is not None:
+            moved = _moved(self._trial, partial(self._present.sketch, ROWS))
             of_samples = [change for change in different if _is_of_samples(*change) and self._is_read(change[0])]
-            if len(different) > len(of_samples) and self._larger_trial is not None:
+            if not moved and len(different) > len(of_samples) and self._larger_trial is not None:
                 moved = _moved(self._larger_trial, partial(self._present.sketch, self._many))
-            different = different if moved else of_samples
+            if moved:  # not by what changed before without an effect, such as a counter
+                different = [change for change in different if change[0] not in self._without_effect] or different
+            else:
+                self._without_effect.update(name for name, *_ in different)
+                different = of_samples
         if different:
-            remedy = _REMEDY_OF_DATA if all(_is_of_samples(*change) for change in different) else _REMEDY
+            remedy = _REMEDY_OF_DATA if all(_is_of_samples(*change) for change in different) else self._remedy
             raise BadInput(f"{named(different, 'the run began')}; {remedy}")
         if moved:
-            raise BadInput(
-                f"the loss, the module or the data set compute something else than when the run began; {_REMEDY}"
-            )
+            raise BadInput(f"{self._of} would compute something else than when the run began; {self._remedy}")
+
+
+def watch_of(problem: Problem) -> CodeWatch | None:
+    """Return an object that notices if a problem computes something else than now; None if nothing can be compared.
+
+    A problem of the user's own class is watched by its attributes and a gradient of its first samples, unless that is
+    random or cannot be computed in this process.
+    """
+    make = abilities_of(problem).watch_code
+    if make is not None:
+        watch: CodeWatch | None = make()
+        return watch
+    if type(problem).__module__.startswith("anyk."):
+        return None
+    watch = CodeWatch(
+        Computing(partial(variables_of, {"the problem": problem}), partial(sketch_of, problem)),
+        rounding_of(problem),
+        of="the problem",
+        remedy=_REMEDY_OF_PROBLEM,
+    )
+    return watch if watch.compares_gradients else None
+
+
+def sketch_of(problem: Problem, most: int) -> Floats:
+    """Return sums that represent the gradient of at most so many samples, of partitions that are made anew."""
+    partitions = problem.split(1)
+    initial = problem.initial()
+    like_initial = model_like(scales_of([initial]), problem.dtype)
+    for w in (like_initial, initial):  # logarithms, for one, are not finite everywhere
+        with preserved_generators(()) as generators:
+            seed_all(generators, 0)
+            gradient = partitions.partial_gradient(0, w, trial_rows(most, problem.samples))
+        if np.isfinite(gradient).all() and gradient.any():
+            break
+    return Sketch.of(gradient)
+
+
+def rounding_of(problem: Problem) -> float:
+    """Return the relative difference that rounding may cause between two gradients in this process."""
+    return _ROUNDINGS * float(np.finfo(problem.dtype).eps)
 
 
 def _is_of_samples(name: str, before: str, _: str) -> bool:

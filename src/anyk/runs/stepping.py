@@ -23,7 +23,7 @@ from anyk.codes import Code
 from anyk.optimizers import STEPPED, Clip, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
-from anyk.problems.watch import CodeWatch, is_glanced_at
+from anyk.problems.watch import CodeWatch, is_glanced_at, watch_of
 from anyk.protocol import Strategy, Workers
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
 from anyk.runs.engine.carried_values import CarriedValues
@@ -216,8 +216,7 @@ class SteppedRounds:
             resumed = self._resumed is not None
             module = LoopModule(self._into, self._problem, lambda: self._carried.arrays, resumed=resumed)
             self._loop.kept = module.first_changes()
-        make_watch = abilities_of(self._problem).watch_code
-        watch = None if make_watch is None else make_watch()
+        watch = watch_of(self._problem)
         self.start_thread()
         said = self._resumed is None
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anyk.base.errors import BadInput, RunFailed
-from anyk.problems.base import Problem, abilities_of
-from anyk.problems.watch import is_glanced_at
+from anyk.problems.base import Problem
+from anyk.problems.watch import is_glanced_at, watch_of
 from anyk.protocol import Lost
 from anyk.runs.callbacks import Callbacks, EndInfo, Hooks, LostInfo, RunInfo
 from anyk.runs.engine.driver import Driver
@@ -36,9 +36,9 @@ class Telling:
 
     def watch(self, problems: list[Problem]) -> None:
         """Notice from here on if a user's callback changes what workers compute with."""
-        makers = [abilities_of(problem).watch_code for problem in problems]
         if self.hooks.of_users:
-            self._watches = [make() for make in makers if make is not None]
+            watches = [watch_of(problem) for problem in problems]
+            self._watches = [watch for watch in watches if watch is not None]
 
     def begin(self, info: RunInfo) -> None:
         """Call the first hook; raise the exception of a callback that cannot begin."""

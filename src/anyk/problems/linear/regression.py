@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -34,6 +35,8 @@ from anyk.problems.linear.scaling import (
 )
 from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
+from anyk.problems.surroundings import variables_of
+from anyk.problems.watch import DATA, CodeWatch, Computing, rounding_of, sketch_of
 from anyk.tables import Encoding, check_sizes, is_sparse, merged
 
 _SQUARED_IN_SINGLE = 1e12  # larger numbers may have squares whose sum is infinite in single precision
@@ -238,6 +241,14 @@ class LinearProblem(ProblemAbilities):
             return LinearBatches(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
         X, y, weights = ordered_rows(self, ends)
         return LinearPartitions(self.kind, self.outputs, X, y, ends, penalty=self.penalty, weights=weights)
+
+    def watch_code(self) -> CodeWatch | None:
+        """Return an object that notices if rows in memory are changed; None for rows that workers read themselves."""
+        if isinstance(self.X, ShardRows | StreamRows):
+            return None
+        arrays = {"X": self.X, "y": self.y, "weights": self.weights}
+        roots = {f"{DATA}'s {name}": array for name, array in arrays.items() if array is not None}
+        return CodeWatch(Computing(partial(variables_of, roots), partial(sketch_of, self)), rounding_of(self))
 
     def initial(self) -> Vector:
         """Return ``start`` in the model's coordinates, or zeros."""

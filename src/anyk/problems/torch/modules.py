@@ -240,9 +240,9 @@ class TorchProblem(NetworkProblem):
         self.changing_values: Values = Values(values or {}, Values.plain(kept_tensors(twin, self.moving_norms)))
         self._network.take_values(self.changing_values.names)
         self._network.set_values(self.changing_values.build(self.changing_values.initial))
-        self.module, self._given = module, GivenModule(module, loss, self._network)
         parameters = trainable_parameters(twin)
         self.dtype = dtype_of(parameters)
+        self.module, self._given = module, GivenModule(module, loss, self._network)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self._waiting = WaitingParameters(parameters)
