@@ -124,7 +124,7 @@ def test_rows_of_an_own_problem_that_change_in_place_are_watched() -> None:
         loop(problem, lambda: problem.y.__setitem__(slice(-3, None), 50.0))
 
 
-def test_a_variable_of_the_module_that_a_gradient_reads_is_watched() -> None:
+def test_a_module_variable_that_a_gradient_reads_is_watched() -> None:
     with pytest.raises(BadInput, match=r"FACTOR|the problem would compute something else"):
         loop(Huber(), lambda: FACTOR.__setitem__(0, 3.0))
 
@@ -137,7 +137,7 @@ def test_what_has_no_effect_on_gradients_may_change() -> None:
 
 
 @pytest.mark.parametrize("kind", [Loading, Noisy])
-def test_an_own_problem_without_comparable_gradients_is_not_watched(kind: Any) -> None:
+def test_a_problem_without_comparable_gradients_is_not_watched(kind: Any) -> None:
     problem = kind()
     assert loop(problem, lambda: setattr(problem, "evaluations", 0)) == 11
 
