@@ -125,7 +125,7 @@ def test_rows_of_an_own_problem_that_change_in_place_are_watched() -> None:
 
 
 def test_a_module_variable_that_a_gradient_reads_is_watched() -> None:
-    with pytest.raises(BadInput, match=r"FACTOR|the problem would compute something else"):
+    with pytest.raises(BadInput, match="variable 'FACTOR' of module .* was 1.0 when the run began and is 3.0 now"):
         loop(Huber(), lambda: FACTOR.__setitem__(0, 3.0))
 
 
@@ -171,9 +171,6 @@ LINEAR: list[tuple[str, Any, Callable[[Any], None]]] = [
 @pytest.mark.parametrize(("name", "design", "change"), LINEAR, ids=["y", "dense X", "sparse X", "weights"])
 def test_rows_of_a_linear_problem_are_watched(name: str, design: Any, change: Callable[[Any], None]) -> None:
     problem = anyk.problems.LeastSquares(design.copy(), Y.copy(), weights=np.ones(60))
-    for array in (problem.y, problem.weights):
-        assert array is not None
-        array.flags.writeable = True
     with pytest.raises(BadInput, match=f"the data's {name}.* samples that they got then"):
         loop(problem, lambda: change(problem))
 

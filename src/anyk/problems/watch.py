@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.base.arrays import Floats
+from anyk.base.arrays import DType, Floats, Vector
 from anyk.base.errors import BadInput
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.generators import preserved_generators, seed_all
@@ -201,20 +201,22 @@ def watch_of(problem: Problem) -> CodeWatch | None:
     if type(problem).__module__.startswith("anyk."):
         return None
     watch = CodeWatch(
-        Computing(partial(variables_of, {"the problem": problem}), partial(sketch_of, problem)),
-        rounding_of(problem),
+        Computing(partial(variables_of, {"the problem": problem}), partial(sketch_of_problem, problem)),
+        rounding(problem.dtype),
         of="the problem",
         remedy=_REMEDY_OF_PROBLEM,
     )
     return watch if watch.compares_gradients else None
 
 
-def sketch_of(problem: Problem, most: int) -> Floats:
+def sketch_of_problem(problem: Problem, most: int) -> Floats:
     """Return sums that represent the gradient of at most so many samples, of partitions that are made anew."""
     partitions = problem.split(1)
     initial = problem.initial()
     like_initial = model_like(scales_of([initial]), problem.dtype)
-    for w in (like_initial, initial):  # logarithms, for one, are not finite everywhere
+    for model in (like_initial, initial):  # logarithms, for one, are not finite everywhere
+        w: Vector = model.view()
+        w.flags.writeable = False  # as it is for workers
         with preserved_generators(()) as generators:
             seed_all(generators, 0)
             gradient = partitions.partial_gradient(0, w, trial_rows(most, problem.samples))
@@ -223,9 +225,9 @@ def sketch_of(problem: Problem, most: int) -> Floats:
     return Sketch.of(gradient)
 
 
-def rounding_of(problem: Problem) -> float:
-    """Return the relative difference that rounding may cause between two gradients in this process."""
-    return _ROUNDINGS * float(np.finfo(problem.dtype).eps)
+def rounding(dtype: DType) -> float:
+    """Return the relative difference that two gradients of the same samples may have in the same process."""
+    return _ROUNDINGS * float(np.finfo(dtype).eps)
 
 
 def _is_of_samples(name: str, before: str, _: str) -> bool:

@@ -457,7 +457,7 @@ class DriverCarrier(Carrier):
 
     def _welcome(self, life: bytes, node: _Node) -> None:
         """Have a life join if it is its rank's only one."""
-        if node.hello is not None and [other.rank for other in self._nodes.values()].count(node.rank) == 1:
+        if node.hello is not None and [other_node.rank for other_node in self._nodes.values()].count(node.rank) == 1:
             node.joined = True
             self.tell_program(NodeJoined(node.rank, life, node.hello))
 

@@ -70,11 +70,12 @@ class HeldOptimizers:
             self._held[slot] = optimizer, pickle.dumps(optimizer)
             self._hold(slot, penalties)
             return b""
-        before, pickled = self._held[slot]
+        before, pickled_before = self._held[slot]
         if optimizer is before:
             return b""
-        self._held[slot] = optimizer, pickle.dumps(optimizer)
-        return b"" if self._held[slot][1] == pickled else self._held[slot][1]
+        pickled = pickle.dumps(optimizer)
+        self._held[slot] = optimizer, pickled
+        return b"" if pickled == pickled_before else pickled
 
     def _hold(self, slot: str, penalties: Vector | None) -> None:
         """Give the holders the optimiser of a slot, with the slices of its state and of the regulariser's factors."""
@@ -133,9 +134,9 @@ class HeldOptimizers:
         """Read the state that a holder of a slice offers; return None if it is lost."""
         states: Vectors = {}
         reads = []
-        for name, form, offer in self._shown(number, rank, done):
+        for name, form, part in self._shown(number, rank, done):
             states[name] = np.empty(form[1], dtype=vector_type(form))
-            reads.append((bytes_of(states[name]), offer.offered, offer.address))
+            reads.append((bytes_of(states[name]), part.offered, part.address))
         moved = not self._cluster.read_now(reads, moved=lambda: rank not in self._placement.ranks[number])
         return None if moved else states
 

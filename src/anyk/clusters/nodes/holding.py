@@ -188,13 +188,13 @@ class Holding:
         states: dict[str, Vector] = {}
         penalties: Vector | None = None
         wanted: list[tuple[Vector, OfferedPart]] = []
-        for name, form, offer in order.states or ():
+        for name, form, part in order.states or ():
             states[name] = np.empty(form[1], dtype=vector_type(form))
-            wanted.append((states[name], offer))
+            wanted.append((states[name], part))
         if order.penalties is not None:
-            form, offer = order.penalties
+            form, part = order.penalties
             penalties = np.empty(form[1], dtype=vector_type(form))
-            wanted.append((penalties, offer))
+            wanted.append((penalties, part))
         left = len(wanted)
 
         def read_one(complete: bool, _: bytes) -> None:
@@ -210,8 +210,8 @@ class Holding:
             self._holder.hold(order.slot, order.optimizer, initial, penalties)
             self._queue.append(order)  # for the models that it needs
 
-        for vector, offer in wanted:
-            self._finishing[self._read(bytes_of(vector), offer.offered, offer.address, 0)] = read_one
+        for vector, part in wanted:
+            self._finishing[self._read(bytes_of(vector), part.offered, part.address, 0)] = read_one
         if not wanted:
             prepare()
 
@@ -263,7 +263,7 @@ def _messages(order: ToHolder) -> list[int]:
     match order:
         case TakeStep(plan=plan) | MeasureStep(plan=plan):
             stale = plan.compensation or ()
-            return [number for number, _ in (*plan.messages, *(term.message for term in stale))]
+            return [number for number, _ in (*plan.messages, *(stale_message.message for stale_message in stale))]
         case Measure(terms=terms):
             return [number for number, _ in terms]
     return []

@@ -139,7 +139,7 @@ class SlicedStore(DriverStore):
         self._optimizers.bring_back()
         needs = _versions_of(plan)
         self._versions.locate(needs)
-        stale = [term.message for term in plan.compensation or ()]
+        stale = [stale_message.message for stale_message in plan.compensation or ()]
         keep = [self._content(message) for message in (*plan.messages, *stale)]
         numbered = self._numbered(plan)
         factor = self._factor(numbered, needs, optimizer, keep)
@@ -169,17 +169,17 @@ class SlicedStore(DriverStore):
         def number(message: Place) -> Place:
             return self._content(message).number, 0
 
-        stale = plan.compensation
-        return plan._replace(
-            messages=list(map(number, plan.messages)),
-            compensation=stale and tuple(term._replace(message=number(term.message)) for term in stale),
+        stale = plan.compensation and tuple(
+            stale_message._replace(message=number(stale_message.message)) for stale_message in plan.compensation
         )
+        return plan._replace(messages=list(map(number, plan.messages)), compensation=stale)
 
 
 def _versions_of(plan: StepPlan) -> list[Key]:
     """Return the versions of models that a step is made of."""
     mixed = [(term.slot, term.version) for term in plan.mix.models] if plan.mix is not None else []
-    return [(plan.slot, plan.version), *mixed, *((plan.slot, term.version) for term in plan.compensation or ())]
+    stale = [(plan.slot, stale_message.version) for stale_message in plan.compensation or ()]
+    return [(plan.slot, plan.version), *mixed, *stale]
 
 
 def _free_replicas(message: SlicedMessage) -> None:

@@ -88,8 +88,8 @@ class SlicedVersions:
         """Return where a node reads the slices of a version; its own ones from itself."""
         address = self._cluster.address_of(rank)
         return [
-            offer._replace(address=address) if rank in ranks else offer
-            for offer, ranks in zip(version.parts, version.ranks.values(), strict=True)
+            part._replace(address=address) if rank in ranks else part
+            for part, ranks in zip(version.parts, version.ranks.values(), strict=True)
         ]
 
     def read(self, version: SlicedVersion) -> Vector:

@@ -183,12 +183,12 @@ class Holder:
         ``factor``: of an optimiser that clips, after :meth:`measure`. Raises :class:`~anyk.RunFailed` if the next
         version is not finite.
         """
-        step = self._part(plan, out)
+        part = self._part(plan, out)
         states = self.states(plan.slot, plan.version)
-        steps_by, state = stepping_by(plan, self._settings[plan.slot].optimizer, states, step.w)
+        steps_by, state = stepping_by(plan, self._settings[plan.slot].optimizer, states, part.w)
         assert (factor is not None) == isinstance(steps_by, Clip), "the whole gradient has a norm, not this slice"
         with without_compiler():
-            digest = step.take(steps_by, state, factor)
+            digest = part.take(steps_by, state, factor)
         if digest is None:
             raise RunFailed("this optimiser cannot step a slice")
         note_state(plan, states, state)

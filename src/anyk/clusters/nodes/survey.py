@@ -140,16 +140,16 @@ def survey_nodes(*, address: str = "", port: int = 0, within: float = 60.0) -> M
     have come. Raises :class:`~anyk.BadInput` without a launcher, or if a package is missing, and
     :class:`~anyk.RunFailed` if a machine does not come, or leaves.
     """
-    job = JobPlace.from_environment(address)
+    place = JobPlace.from_environment(address)
     need_packages("a survey of machines")
     from anyk.clusters.nodes.carrier import Carrier
 
-    site = Site(job)
-    carrier = Carrier(job.host, port and port + 1)
+    site = Site(place)
+    carrier = Carrier(place.host, port and port + 1)
     carrier.start()
     try:
         member = _Member(site, carrier, within)
-        if job.rank:
+        if place.rank:
             member.take_part()
             return None
         entries = member.gather()
@@ -160,7 +160,7 @@ def survey_nodes(*, address: str = "", port: int = 0, within: float = 60.0) -> M
             machines=[entry.machine for entry in entries],
             reads=member.lead(entries),
             differences=[sentence for sentence in apart if sentence],
-            store=f"{job.store_host}:{job.store_port}",
+            store=f"{place.store_host}:{place.store_port}",
             seconds=time.monotonic() - begun,
         )
     finally:
@@ -209,12 +209,12 @@ class _Member:
         self._say("entry", self._rank, msgspec.json.encode(self._entry))
         missing = self._wait_for_all("entry", within=self._within)
         if missing:
-            job = self._site.place
+            place = self._site.place
             self._say("go", 0, b"")  # those that have come may leave
             self._wait_for_all("bye", within=_FAREWELL, without=missing)
             raise RunFailed(
                 f"{_named(missing)} did not come within {self._within:g} s; is the command started there, with the "
-                f"same WORLD_SIZE, and is port {job.store_port} of {job.store_host} let through?"
+                f"same WORLD_SIZE, and is port {place.store_port} of {place.store_host} let through?"
             )
         entries = [self._heard("entry", rank, _Entry) for rank in range(self._size)]
         self._say("go", 0, msgspec.json.encode(entries))

@@ -292,7 +292,7 @@ class Ray(Networked[_ActorHandle]):
         if isinstance(self.store, ObjectSlices):
             parts = [self.store.references(key) for key in envelope.fresh]
             packed = pickle.dumps((envelope, list(map(len, parts)), self.store.messages.dtype.str))
-            self._call(worker, method, packed, [reference for of_worker in parts for reference in of_worker])
+            self._call(worker, method, packed, [reference for references in parts for reference in references])
             return
         assert isinstance(self.store, _ObjectStore)
         vectors = [self.store.object(key) for key in envelope.fresh]
@@ -373,12 +373,12 @@ class Ray(Networked[_ActorHandle]):
         for index, (report, vector) in enumerate(news):
             buffer = None if vector is None else (index, reference, vector)
             self.news.append(self.notice(worker, incarnation, report, buffer))
-        for announced in told:
-            if announced.offered is None:
-                self.news.append(self.notice(worker, incarnation, announced.report, None))
+        for message in told:
+            if message.offered is None:
+                self.news.append(self.notice(worker, incarnation, message.report, None))
             elif self._sliced is not None:
-                needed = announced.report.task in self._tasks.in_flight
-                self._sliced.announce(worker, incarnation, announced, parts, needed=needed)
+                needed = message.report.task in self._tasks.in_flight
+                self._sliced.announce(worker, incarnation, message, parts, needed=needed)
         if handle.owed:
             self.send_orders(worker)
 

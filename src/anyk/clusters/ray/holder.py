@@ -140,10 +140,10 @@ class HolderActor:
         return self._models[key]
 
     def _hold(self, order: Hold, references: Mapping[bytes, Any]) -> None:
-        def read(form: Form, offer: OfferedPart) -> Vector:
-            return np.frombuffer(self._read(offer.offered, references), dtype=vector_type(form)).copy()
+        def read(form: Form, part: OfferedPart) -> Vector:
+            return np.frombuffer(self._read(part.offered, references), dtype=vector_type(form)).copy()
 
-        states = None if order.states is None else {name: read(form, offer) for name, form, offer in order.states}
+        states = None if order.states is None else {name: read(form, part) for name, form, part in order.states}
         penalties = None if order.penalties is None else read(*order.penalties)
         self._holder.hold(order.slot, order.optimizer, states, penalties)
 

@@ -80,13 +80,13 @@ class ObjectSlices(SlicedStore):
     def references(self, key: Key) -> Sequence[Any]:
         """Return the objects of which a vector consists."""
         stored = self._carrier.stored  # type: ignore[attr-defined]
-        return [reference for offer in self.parts(key, 0) for reference in stored[offer.offered.key].references]
+        return [reference for part in self.parts(key, 0) for reference in stored[part.offered.key].references]
 
     def release(self, slot: str, version: int) -> None:
         sliced = self._versions.published.get((slot, version))
         super().release(slot, version)
-        for offer in sliced.parts if sliced is not None else ():
-            self._carrier.drop(offer.offered.key)
+        for part in sliced.parts if sliced is not None else ():
+            self._carrier.drop(part.offered.key)
 
 
 class _Call(NamedTuple):
@@ -173,15 +173,15 @@ class HolderActors:
 
     def _ask(self, rank: int, order: Question) -> None:
         news = self._news.pop(rank, HolderNews([], [], []))
-        parts = [offer for _, offer in news.given]
+        parts = [part for _, part in news.given]
         if isinstance(order, Hold):
-            parts += [offer for _, _, offer in order.states or ()]
+            parts += [part for _, _, part in order.states or ()]
             parts += [order.penalties[1]] if order.penalties is not None else []
         if isinstance(order, Show | TakeStep):
             for key in self._shown:
                 self.carrier.drop(key)
             self._shown.clear()
-        references = {offer.offered.key: self.carrier.stored[offer.offered.key].references[0] for offer in parts}
+        references = {part.offered.key: self.carrier.stored[part.offered.key].references[0] for part in parts}
         method = self._actors[rank].carry_out.options(concurrency_group="steps", num_returns=2)
         # Ray's own serialisation is slow
         head, payload = method.remote(pickle.dumps((order, news)), references)
@@ -195,10 +195,10 @@ class HolderActors:
             self._told.add(key)
             for other in self.holders.placement.slices:
                 start, _ = self.holders.placement.bytes_at(other)
-                for offer in self.store.parts(key, other):
-                    inside = offer.first <= start < offer.first + offer.offered.size
-                    if inside and offer.address != self.address_of(other):
-                        self._news[other].given.append((key, offer))
+                for part in self.store.parts(key, other):
+                    inside = part.first <= start < part.first + part.offered.size
+                    if inside and part.address != self.address_of(other):
+                        self._news[other].given.append((key, part))
 
     def locate_again(self, key: Key) -> None:
         """Do nothing: slices do not move."""

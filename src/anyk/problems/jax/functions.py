@@ -16,7 +16,7 @@ from anyk.base.errors import BadInput, needing
 from anyk.problems.base import NO_HELD_OUT, Better, cut, digest_of
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.jax.decompiling import decompiling
-from anyk.problems.jax.given_model import GivenModel, rounding, sketch_of
+from anyk.problems.jax.given_model import GivenModel, sketch_of
 from anyk.problems.jax.loss_checks import check_sum, check_weighted, try_loss
 from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of, sums_of
 from anyk.problems.jax.model_loss import SEED, Averages, JaxNetwork, names_of, seed_for
@@ -35,7 +35,7 @@ from anyk.problems.network_problem import (
 )
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, CodeWatch, Computing
+from anyk.problems.watch import DATA, CodeWatch, Computing, rounding
 
 if TYPE_CHECKING:
     from readjax import Source

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.base.arrays import Array, DType, Floats
+from anyk.base.arrays import Array, Floats
 from anyk.base.errors import BadInput
 from anyk.problems.base import digest_of
 from anyk.problems.data.sample_batches import Samples
@@ -18,9 +18,8 @@ from anyk.problems.jax.model_loss import SEED, JaxNetwork
 from anyk.problems.jax.pytrees import Held, Model, Trainable, in_modes, is_module, model_of, modes_of
 from anyk.problems.replicas import Sketch, model_like, trial_rows
 from anyk.problems.surroundings import Variables, variables_of
-from anyk.problems.watch import Computing, compare_copies, other_numbers
+from anyk.problems.watch import Computing, compare_copies, other_numbers, rounding
 
-_ROUNDINGS = 16.0  # by which two gradients of the same rows may differ in the same process
 _LISTED = 3  # names that a sentence lists at most
 _KEPT = 8  # compiled programs
 
@@ -130,8 +129,3 @@ def call_compiled(function: Callable[..., Any], *arguments: Any) -> Any:
     if len(_programs) > _KEPT:
         del _programs[next(iter(_programs))]
     return compiled(*arguments)
-
-
-def rounding(dtype: DType) -> float:
-    """Return the relative difference that two gradients of the same rows may have in the same process."""
-    return _ROUNDINGS * float(np.finfo(dtype).eps)

@@ -36,7 +36,7 @@ from anyk.problems.linear.scaling import (
 from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
 from anyk.problems.surroundings import variables_of
-from anyk.problems.watch import DATA, CodeWatch, Computing, rounding_of, sketch_of
+from anyk.problems.watch import DATA, CodeWatch, Computing, rounding, sketch_of_problem
 from anyk.tables import Encoding, check_sizes, is_sparse, merged
 
 _SQUARED_IN_SINGLE = 1e12  # larger numbers may have squares whose sum is infinite in single precision
@@ -248,7 +248,8 @@ class LinearProblem(ProblemAbilities):
             return None
         arrays = {"X": self.X, "y": self.y, "weights": self.weights}
         roots = {f"{DATA}'s {name}": array for name, array in arrays.items() if array is not None}
-        return CodeWatch(Computing(partial(variables_of, roots), partial(sketch_of, self)), rounding_of(self))
+        present = Computing(partial(variables_of, roots), partial(sketch_of_problem, self))
+        return CodeWatch(present, rounding(self.dtype))
 
     def initial(self) -> Vector:
         """Return ``start`` in the model's coordinates, or zeros."""

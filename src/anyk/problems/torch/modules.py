@@ -81,13 +81,12 @@ from anyk.problems.torch.tensor_samples import (
 )
 from anyk.problems.torch.waiting_parameters import WaitingParameters
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, DATA_SET, CodeWatch, Computing
+from anyk.problems.watch import DATA, DATA_SET, CodeWatch, Computing, rounding
 
 if TYPE_CHECKING:
     import torch
 
 _STATISTICS_ITEMS = 1024  # number of items for running statistics, if a data set is read item by item
-_ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 _TRIED = 2  # samples on which module and loss are tried; batch norm needs two
 _IN_EVALUATION = (
     "the module was in evaluation mode as a whole, and is trained in training mode (dropout, statistics of the batch); "
@@ -506,7 +505,7 @@ class TorchProblem(NetworkProblem):
     def _rounding(self) -> float:
         """Return the relative difference that rounding may cause between two gradients in this process."""
         if self._given.device.type == "cpu" and self._network.precision is None:
-            return _ROUNDINGS * float(np.finfo(self.dtype).eps)
+            return rounding(self.dtype)
         return self.split(1).rounding()
 
     def check_unchanged(self, *, begins: bool) -> list[str]:
