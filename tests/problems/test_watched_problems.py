@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -134,6 +135,68 @@ def test_what_has_no_effect_on_gradients_may_change() -> None:
     problem: Any = Huber()
     assert loop(problem, lambda: vars(problem).update(note="half of it", history=[1, 2])) == 11
     assert problem.evaluations >= 12 and problem.last_errors.any()
+
+
+class Recording(Huber):
+    """It keeps where its partitions end, and what was computed, so that a second computation would show in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[int] = []
+        self.counts = np.zeros(60)
+        self.random = np.random.default_rng(0)
+        self.lock = threading.Lock()  # of which there is no copy
+
+    def split(self, partitions: int, shares: Any = None) -> Any:
+        self.ends = cut(60, partitions, shares).tolist()
+        problem = self
+
+        class Counting(Rows):
+            def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
+                problem.requests.append(partition)
+                begin, end = problem.ends[partition : partition + 2]
+                problem.counts[begin:end] += 1
+                assert not problem.lock.locked()
+                return super().partial_gradient(partition, w, rows)
+
+        return Counting(self, self.ends)
+
+
+class Drawing(Recording):
+    """Its gradients come from its own generator, which every gradient of the run advances."""
+
+    def split(self, partitions: int, shares: Any = None) -> Any:
+        problem, made = self, super().split(partitions, shares)
+
+        class Shaken(type(made)):  # type: ignore[misc]
+            def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
+                return super().partial_gradient(partition, w, rows) * problem.random.uniform(0.5, 1.5)
+
+        made.__class__ = Shaken
+        return made
+
+
+@pytest.mark.parametrize("kind", [Recording, Drawing])
+def test_looking_leaves_the_problem_itself_alone(kind: Any) -> None:
+    """The gradients that a watch compares are of a copy: a problem may record what is asked of it."""
+    problem = kind()
+    assert loop(problem, lambda: None) == 11
+    assert problem.requests == [0, 1] * 12 and problem.ends == [0, 30, 60]
+    assert (problem.counts == 12).all()
+
+
+def test_a_problem_that_records_is_watched_all_the_same() -> None:
+    problem = Recording()
+    with pytest.raises(BadInput, match="attribute 'X' of the problem was an array"):
+        loop(problem, lambda: problem.X.__setitem__(0, 9.0))
+
+
+def test_large_arrays_are_compared_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anyk.problems.separate_copy._COPIED", 1)
+    problem = Huber()
+    with pytest.raises(BadInput, match="attribute 'y' of the problem was an array"):
+        loop(problem, lambda: problem.y.__setitem__(slice(-3, None), 50.0))
+    assert problem.X.flags.writeable
 
 
 @pytest.mark.parametrize("kind", [Loading, Noisy])

@@ -16,6 +16,7 @@ from anyk.problems.base import Problem, abilities_of
 from anyk.problems.generators import preserved_generators, seed_all
 from anyk.problems.given import ANEW, named
 from anyk.problems.replicas import ROWS, Sketch, Trial, model_like, scales_of, trial_rows
+from anyk.problems.separate_copy import copied
 from anyk.problems.surroundings import Variables, differences, variables_of
 
 DATA = "the data"  # the name of the arrays of samples, every change of which is one of the objective
@@ -201,12 +202,24 @@ def watch_of(problem: Problem) -> CodeWatch | None:
     if type(problem).__module__.startswith("anyk."):
         return None
     watch = CodeWatch(
-        Computing(partial(variables_of, {"the problem": problem}), partial(sketch_of_problem, problem)),
+        Computing(partial(variables_of, {"the problem": problem}), partial(_sketch_of_copy, problem)),
         rounding(problem.dtype),
         of="the problem",
         remedy=_REMEDY_OF_PROBLEM,
     )
     return watch if watch.compares_gradients else None
+
+
+def _sketch_of_copy(problem: Problem, most: int) -> Floats:
+    """Return the sums of :func:`sketch_of_problem` for a copy; raise ArithmeticError for a random gradient.
+
+    A problem may record what is asked of it, and keep its latest partitions: its own must be those of the run.
+    """
+    copy = copied(problem)  # once, as a generator of the problem's own draws other numbers at the second time
+    trial = Trial(sketch_of_problem(copy, most), rounding(problem.dtype), {})
+    if trial.apart(sketch_of_problem(copy, most)) > trial.limit:
+        raise ArithmeticError("two gradients of the same samples differ")
+    return trial.sketch
 
 
 def sketch_of_problem(problem: Problem, most: int) -> Floats:
