@@ -18,20 +18,23 @@ _COUNT = "steps"  # the name under which a state stores its number of steps
 
 
 class Local(NamedTuple):
-    """The settings of local steps: the specs of optimiser and learning rate, and the regulariser."""
+    """The settings of local steps: the specs of optimiser and learning rate, and the regulariser.
+
+    ``penalty``: its factor for all coordinates; factors of each coordinate are the partitions' ``penalty``.
+    """
 
     optimizer: str
     rate: str
-    l2: float
+    penalty: float
 
 
 class LocalStepper:
     """Carries out chunks with ``steps``."""
 
     def __init__(self, messages: Messages, local: Local) -> None:
-        self._messages, self._l2 = messages, local.l2
+        self._messages = messages
         penalty = partition_abilities(messages.partitions).penalty
-        self._penalty = local.l2 if penalty is None else penalty
+        self._penalty = local.penalty if penalty is None else penalty
         self._optimizer = optimizer(local.optimizer, lr=local.rate).fitted(messages.partitions)
 
     def run(
@@ -76,7 +79,7 @@ class LocalStepper:
                 else:
                     gradient[support] += partial
             gradient /= samples
-            if self._l2:
+            if np.any(self._penalty):
                 gradient += self._penalty * w
             state_step = first + done
             scale = 1.0 if state_step == number else rate.at(number) / rate.at(state_step)

@@ -19,7 +19,6 @@ from anyk.problems.base import (
     Problem,
     Recipe,
     Tell,
-    data_digest,
     ensure_problem,
     missing_members,
     partition_abilities,
@@ -29,6 +28,7 @@ from anyk.problems.base import (
 )
 from anyk.problems.data import Dataset, load, sources, tell
 from anyk.problems.data.dataset import Dirichlet, splits
+from anyk.problems.digests import data_digest
 from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.functions import JaxProblem
 from anyk.problems.jax.loss_partitions import JaxPartitions

@@ -10,21 +10,19 @@ Optional members are declared with their defaults in :class:`ProblemAbilities` a
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.base.arrays import Array, DType, Vector
+from anyk.base.arrays import DType, Vector
 from anyk.base.errors import BadInput
 from anyk.base.keyed import keyed_generator
 from anyk.base.plain import ByName
 from anyk.problems.values import Leaves, Values
-from anyk.tables import is_sparse
 
 Ends = NDArray[np.int64]  # where consecutive pieces of samples begin and the last one ends
 Index = NDArray[np.intp]  # the type with which NumPy scatters fastest
@@ -69,7 +67,7 @@ class PartitionAbilities:
     - ``tolerance``: the relative difference up to which gradients of the same partition at the same model count as
       equal. The driver compares them now and then if several workers compute them; 0: never.
     - ``least``: the smallest number of samples that give a gradient; 2 with batch norm, for example.
-    - ``penalty``: the regulariser's factor of each coordinate, shape (d,), for local steps; None: the problem's ``l2``.
+    - ``penalty``: set by the driver for local steps, if the problem's regulariser has a factor of each coordinate.
     - ``only(partitions)``: the same without the data of all other partitions, for workers that share no memory with the
       driver. The supports of all partitions remain. None: every worker receives all data.
     - ``adopt(other)``: take over the data of what ``only`` returned for other partitions, for workers to which
@@ -85,7 +83,7 @@ class PartitionAbilities:
 
     tolerance: float = 0.0
     least: int = 1
-    penalty: float | Vector | None = None
+    penalty: Vector | None = None
     only: Callable[[Sequence[int]], Any] | None = None
     adopt: Callable[[Any], None] | None = None
     piece: Callable[[int, int], Any] | None = None
@@ -163,8 +161,7 @@ class Problem(Protocol):
 class ProblemAbilities:
     """The optional members of a problem, with their defaults.
 
-    - ``penalty``: the regulariser's factor of each coordinate, shape (d,), if it is not ``l2`` for all; partitions need
-      it, too, for strategies with local steps.
+    - ``penalty``: the regulariser's factor of each coordinate, shape (d,), if it is not ``l2`` for all.
     - ``endless``: whether the training data is a stream (:class:`~anyk.data.Stream`). Then only gradients of
       mini-batches are computed, and at most the loss of a sample; ``samples`` is a large number that partitions divide
       evenly.
@@ -228,6 +225,7 @@ class ProblemAbilities:
         )
 
 
+Value = TypeVar("Value")
 Abilities = TypeVar("Abilities", PartitionAbilities, ProblemAbilities)
 
 
@@ -325,10 +323,39 @@ def ensure_problem(problem: object) -> None:
         raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {description}")
 
 
+class MadeWith(Generic[Value]):
+    """An attribute that stays what it was when a problem was made, as more than the attribute depends on it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, problem: Any, owner: type | None = None) -> Value:
+        if problem is None or self._name not in vars(problem):
+            raise AttributeError(f"a problem has {self._name} once it is made")
+        value: Value = vars(problem)[self._name]
+        return value
+
+    def __set__(self, problem: Any, value: Value) -> None:
+        if self._name in vars(problem):
+            raise BadInput(f"{self._name} of a problem stays as it was made; make the problem anew with another l2")
+        vars(problem)[self._name] = value
+
+
 def penalty_of(problem: Problem) -> float | Vector:
-    """Return the regulariser's factor of each coordinate, shape (d,), or of all coordinates."""
+    """Return the regulariser's factor of each coordinate, shape (d,), or of all coordinates.
+
+    Raises :class:`~anyk.BadInput` if ``penalty`` is neither.
+    """
     penalty = abilities_of(problem).penalty
-    return problem.l2 if penalty is None else penalty
+    if penalty is None:
+        return problem.l2
+    factors: Any = np.asarray(penalty)
+    if factors.dtype.kind not in "fiu" or factors.shape not in ((), (problem.dimension,)):
+        raise BadInput(
+            f"a problem's penalty must be a number or {problem.dimension} numbers, one for each coordinate, got "
+            f"{reprlib.repr(penalty)}"
+        )
+    return factors if factors.ndim else float(factors)
 
 
 def with_values(problem: Problem, leaves: Leaves) -> Problem:
@@ -348,73 +375,3 @@ def problem_text(problem: Any) -> str:
     """Return the text that ``repr`` shows: the problem's kind and sizes."""
     name = type(problem).__name__
     return f"<{name}: {rows_of(problem)}, {problem.dimension:,} parameters, metric {problem.metric}>"
-
-
-_KNOWN: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
-
-
-def data_digest(problem: Problem) -> str | None:
-    """Return a text that differs if a problem's data differ: ``problem.digest()``, or else a digest of its arrays.
-
-    None if its data cannot be found. An object without ``digest()`` is read only once, as arrays that are no data may
-    change while it is used.
-
-    >>> import anyk
-    >>> a, b = (anyk.problems.from_data(f"synthetic:rows=60,features=4,seed={seed}") for seed in (0, 1))
-    >>> data_digest(a) == data_digest(a), data_digest(a) == data_digest(b)
-    (True, False)
-    """
-    digest = abilities_of(problem).digest
-    if digest is not None:
-        return digest()
-    try:
-        if problem not in _KNOWN:
-            _KNOWN[problem] = digest_of(problem)
-        return _KNOWN[problem]
-    except TypeError:  # it cannot be hashed, or not be referred to weakly
-        return digest_of(problem)
-
-
-def digest_of(*parts: Any) -> str | None:
-    """Return a BLAKE2 digest of all arrays in some parts, with types, shapes and places; None if there is no array.
-
-    Arrays (of NumPy, SciPy, PyTorch or JAX) are found in lists, tuples and dictionaries, and in other objects among the
-    attributes or in a tuple there. Whatever else objects contain may change while they are used.
-    """
-    digest, path = hashlib.blake2b(digest_size=16), None
-    for path, array in _arrays(parts, ""):
-        digest.update(f"{path}{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return None if path is None else digest.hexdigest()
-
-
-def _arrays(value: object, path: str) -> Iterator[tuple[str, Array]]:
-    array = _array(value)
-    if array is not None:
-        yield path, array
-    elif is_sparse(value):
-        for name in ("data", "indices", "indptr"):
-            yield f"{path}/{name}", getattr(value, name)
-    elif isinstance(value, Mapping):
-        for key, element in value.items():
-            yield from _arrays(element, f"{path}/{key}")
-    elif isinstance(value, (list, tuple)):
-        for number, element in enumerate(value):
-            yield from _arrays(element, f"{path}/{number}")
-    else:
-        for name, element in sorted(getattr(value, "__dict__", {}).items()):
-            if _array(element) is not None or is_sparse(element) or isinstance(element, tuple):
-                yield from _arrays(element, f"{path}/{name}")
-
-
-def _array(value: Any) -> Array | None:
-    """Return an array of numbers or text as NumPy's; None for anything else."""
-    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
-        import torch
-
-        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return np.asarray(value.numpy())
-    if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and hasattr(value, "dtype")):
-        array = np.asarray(value)
-        return None if array.dtype.kind == "O" else array
-    return None

@@ -19,11 +19,10 @@ from anyk.problems.base import (
     ProblemAbilities,
     Recipe,
     abilities_of,
-    data_digest,
-    digest_of,
     partition_abilities,
     problem_text,
 )
+from anyk.problems.digests import data_digest, digest_of
 from anyk.protocol import slot_names
 
 
@@ -34,8 +33,7 @@ class ManyPartitions(PartitionAbilities):
         self._parts = parts
         first = next(iter(parts.values()))
         self.dimension, self.dtype, self.sizes = first.dimension, first.dtype, first.sizes
-        abilities = partition_abilities(first)
-        self.penalty, self.least = abilities.penalty, abilities.least
+        self.least = partition_abilities(first).least
 
     @property
     def each(self) -> list[Partitions]:

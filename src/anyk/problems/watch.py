@@ -12,7 +12,7 @@ import numpy as np
 
 from anyk.base.arrays import DType, Floats, Vector
 from anyk.base.errors import BadInput
-from anyk.problems.base import Problem, abilities_of
+from anyk.problems.base import Problem, abilities_of, penalty_of
 from anyk.problems.generators import preserved_generators, seed_all
 from anyk.problems.given import ANEW, named
 from anyk.problems.replicas import ROWS, Sketch, Trial, model_like, scales_of, trial_rows
@@ -38,6 +38,10 @@ _REMEDY_OF_DATA = (
 _REMEDY_OF_PROBLEM = (
     "workers compute with the partitions that they got then: to train with the change, continue in a run of its own "
     "(begin=…)"
+)
+_REMEDY_OF_REGULARISER = (
+    "workers that take steps have the one from the start, and so has the run's record: to train with another, continue "
+    "in a run of its own (begin=…)"
 )
 _ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 
@@ -187,6 +191,36 @@ class CodeWatch:
             raise BadInput(f"{named(different, 'the run began')}; {remedy}")
         if moved:
             raise BadInput(f"{self._of} would compute something else than when the run began; {self._remedy}")
+
+
+class ProblemWatch:
+    """Notices if a problem is changed while a run computes with it: its regulariser, its code and its data."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._l2, self._penalty = problem.l2, np.array(penalty_of(problem))
+        self._code = watch_of(problem)
+
+    def glance(self) -> None:
+        """Do :meth:`check` for what is quick to read."""
+        self._check_regulariser()
+        if self._code is not None:
+            self._code.glance()
+
+    def check(self) -> None:
+        """Raise :class:`~anyk.BadInput` if something has changed since the run began, and name it."""
+        self._check_regulariser()
+        if self._code is not None:
+            self._code.check()
+
+    def _check_regulariser(self) -> None:
+        changed = ""
+        if self._problem.l2 != self._l2:
+            changed = f"l2 of the problem was {self._l2} when the run began and is {self._problem.l2} now"
+        elif not np.array_equal(self._penalty, penalty_of(self._problem)):
+            changed = "penalty of the problem has changed since the run began"
+        if changed:
+            raise BadInput(f"{changed}; {_REMEDY_OF_REGULARISER}")
 
 
 def watch_of(problem: Problem) -> CodeWatch | None:

@@ -80,6 +80,14 @@ def check_launcher(cluster: Cluster | str) -> None:
         )
 
 
+def check_models(problem: Problem, strategy: Strategy) -> None:
+    """Raise if there is not one problem for each model."""
+    problems, models = each_of(problem), strategy.layout.slots
+    if len(problems) > 1 and len(problems) != len(models):
+        trains = "one model" if len(models) == 1 else f"{len(models)} models"
+        raise BadInput(f"there are {len(problems)} problems, and '{strategy.spec}' trains {trains}")
+
+
 def check_hooks(problem: Problem, strategy: Strategy) -> None:
     """Raise if workers take the steps and the parameters have hooks, which only the driver calls."""
     hooked = abilities_of(problem).hooked_parameters

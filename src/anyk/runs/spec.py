@@ -36,6 +36,7 @@ from anyk.runs.limits import (
     check_hooks,
     check_launcher,
     check_limits,
+    check_models,
     check_rows,
     plan,
 )
@@ -92,6 +93,7 @@ def fitted(
     strategy = with_usual_batch(problem, built, requested)
     if strategy is not built and isinstance(requested, Spec):
         requested = requested.with_keys(values_of(strategy, "batch"))
+    check_models(problem, strategy)
     check_rows(problem, strategy)
     check_hooks(problem, strategy)
     check_evaluate(evaluate, strategy, target)

@@ -23,7 +23,7 @@ from anyk.codes import Code
 from anyk.optimizers import STEPPED, Clip, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
-from anyk.problems.watch import CodeWatch, is_glanced_at, watch_of
+from anyk.problems.watch import ProblemWatch, is_glanced_at
 from anyk.protocol import Strategy, Workers
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
 from anyk.runs.engine.carried_values import CarriedValues
@@ -216,7 +216,7 @@ class SteppedRounds:
             resumed = self._resumed is not None
             module = LoopModule(self._into, self._problem, lambda: self._carried.arrays, resumed=resumed)
             self._loop.kept = module.first_changes()
-        watch = watch_of(self._problem)
+        watch = ProblemWatch(self._problem)
         self.start_thread()
         said = self._resumed is None
         try:
@@ -226,8 +226,7 @@ class SteppedRounds:
                     self._say_where(step.number)
                 if module is not None:
                     module.check_frozen()
-                if watch is not None:
-                    self._look(watch, step.number)
+                self._look(watch, step.number)
                 if module is not None:
                     module.begin_step(step.model, step.gradient)
                 try:
@@ -259,8 +258,8 @@ class SteppedRounds:
         for remark in remarks if self._into is None else ():  # the loop's module is what it begins with
             warnings.warn(remark, RuntimeWarning, stacklevel=outside())
 
-    def _look(self, watch: CodeWatch, number: int) -> None:
-        """Have the problem's code compared with what it was, more rarely the more steps there have been."""
+    def _look(self, watch: ProblemWatch, number: int) -> None:
+        """Have the problem compared with what it was, more rarely the more steps there have been."""
         if number.bit_count() == 1 or number + 1 == self._last:
             watch.check()
         elif is_glanced_at(number):

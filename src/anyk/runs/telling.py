@@ -6,7 +6,7 @@ from typing import Any
 
 from anyk.base.errors import BadInput, RunFailed
 from anyk.problems.base import Problem
-from anyk.problems.watch import is_glanced_at, watch_of
+from anyk.problems.watch import ProblemWatch, is_glanced_at
 from anyk.protocol import Lost
 from anyk.runs.callbacks import Callbacks, EndInfo, Hooks, LostInfo, RunInfo
 from anyk.runs.engine.driver import Driver
@@ -20,7 +20,7 @@ class Telling:
         self.hooks = Hooks(callbacks)
         self.driver: Driver  # set before the run begins
         self._news: list[tuple[str, Any]] = []  # hooks to call
-        self._watches: list[Any] = []  # notice if a user's callback changes what workers compute with
+        self._watches: list[ProblemWatch] = []  # notice if a user's callback changes what workers compute with
         self._announced = False  # whether callbacks know of the start
         self._ended = False  # whether they can no longer end the run
 
@@ -37,8 +37,7 @@ class Telling:
     def watch(self, problems: list[Problem]) -> None:
         """Notice from here on if a user's callback changes what workers compute with."""
         if self.hooks.of_users:
-            watches = [watch_of(problem) for problem in problems]
-            self._watches = [watch for watch in watches if watch is not None]
+            self._watches = [ProblemWatch(problem) for problem in problems]
 
     def begin(self, info: RunInfo) -> None:
         """Call the first hook; raise the exception of a callback that cannot begin."""

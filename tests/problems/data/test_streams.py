@@ -13,8 +13,8 @@ from anyk import BadInput, RunFailed
 from anyk.clusters.messages import Messages
 from anyk.data import Stream
 from anyk.problems import JaxProblem, LeastSquares, LogisticRegression, TorchProblem, TwoLayerNetwork
-from anyk.problems.base import data_digest
 from anyk.problems.data import streams
+from anyk.problems.digests import data_digest
 from anyk.problems.linear.scaling import Scaling
 from anyk.protocol import Chunk
 

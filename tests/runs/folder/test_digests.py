@@ -98,6 +98,38 @@ def test_a_problem_that_keeps_arrays_of_its_own_can_go_on(tmp_path):
         anyk.resume(tmp_path / "run", problem=Keeping(5), steps=6)
 
 
+class Remembering(anyk.testing.Squares):
+    """A problem of somebody's own, with held-out data, that keeps what it computed last."""
+
+    def __init__(self, samples):
+        super().__init__(samples)
+        self.held_out, self.last_losses, self.requests = np.arange(5.0), np.zeros(3), np.zeros(1)
+
+    def loss(self, w):
+        self.last_losses = np.append(self.last_losses[1:], super().loss(w))
+        return float(self.last_losses[-1])
+
+    def metrics(self, w):
+        self.requests += 1.0
+        return {"distance": float(np.abs(self.held_out - w[0]).mean())}
+
+
+@pytest.mark.parametrize("attribute", [None, "held_out", "targets"])
+def test_data_that_change_in_place_are_noticed_in_the_same_process(attribute, tmp_path):
+    problem = Remembering(4)
+    problem.targets = np.ones(7)  # of which no method is known to read it
+    anyk.train(problem, "uncoded", Simulated(4), steps=3, optimizer="gd:lr=0.1", out=tmp_path / "run").close()
+    assert problem.requests.any() and problem.last_losses.any()
+    if attribute is None:
+        anyk.resume(tmp_path / "run", problem=problem, steps=5).close()
+        return
+    getattr(problem, attribute)[-1] += 1e-3
+    with pytest.raises(anyk.BadInput, match="the problem's data set has changed since"):
+        anyk.resume(tmp_path / "run", problem=problem, steps=5)
+    anyk.train(problem, "uncoded", Simulated(4), steps=3, optimizer="gd:lr=0.1", out=tmp_path / "other").close()
+    anyk.resume(tmp_path / "other", problem=problem, steps=5).close()
+
+
 def ring(path, turn=0.25):
     matrix = np.eye(4) * (1 - 2 * turn) + turn * (np.roll(np.eye(4), 1, axis=0) + np.roll(np.eye(4), -1, axis=0))
     np.savetxt(path, matrix, delimiter=",")

@@ -13,8 +13,9 @@ import numpy as np
 from anyk.base.arrays import Floats, Vector
 from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import BadInput, needing
-from anyk.problems.base import NO_HELD_OUT, Better, cut, digest_of
+from anyk.problems.base import NO_HELD_OUT, Better, cut
 from anyk.problems.data.sample_batches import Samples
+from anyk.problems.digests import digest_of
 from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.given_model import GivenModel, sketch_of
 from anyk.problems.jax.loss_checks import check_sum, check_weighted, try_loss

@@ -11,8 +11,8 @@ import numpy as np
 
 from anyk.base.arrays import Array, Floats
 from anyk.base.errors import BadInput
-from anyk.problems.base import digest_of
 from anyk.problems.data.sample_batches import Samples
+from anyk.problems.digests import digest_of
 from anyk.problems.given import ANEW
 from anyk.problems.jax.model_loss import SEED, JaxNetwork
 from anyk.problems.jax.pytrees import Held, Model, Trainable, in_modes, is_module, model_of, modes_of

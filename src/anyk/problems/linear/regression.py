@@ -15,10 +15,11 @@ from anyk.base.arrays import Array, Floats, Vector
 from anyk.base.checks import typed
 from anyk.base.errors import BadInput
 from anyk.base.keyed import keyed_generator
-from anyk.problems.base import Better, Ends, ProblemAbilities, Recipe, cut, digest_of, problem_text, some_rows
+from anyk.problems.base import Better, Ends, MadeWith, ProblemAbilities, Recipe, cut, problem_text, some_rows
 from anyk.problems.data.dataset import Dirichlet, Task, build_split
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
+from anyk.problems.digests import digest_of
 from anyk.problems.linear.row_partitions import LinearPartitions, as_matrix, losses_of
 from anyk.problems.linear.scaling import (
     Scaling,
@@ -74,7 +75,8 @@ class LinearProblem(ProblemAbilities):
     task: ClassVar[Task] = "regression"
     metric: str
     better: Better
-    penalty: float | Vector
+    l2: MadeWith[float] = MadeWith()
+    penalty: MadeWith[float | Vector] = MadeWith()
     samples: int
     X: Any
     X_test: Any = None
@@ -238,9 +240,9 @@ class LinearProblem(ProblemAbilities):
         """Divide the rows into partitions; raise :class:`~anyk.BadInput` for fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
         if isinstance(self.X, ShardRows | StreamRows):
-            return LinearBatches(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
+            return LinearBatches(self.kind, self.outputs, self.X, ends)
         X, y, weights = ordered_rows(self, ends)
-        return LinearPartitions(self.kind, self.outputs, X, y, ends, penalty=self.penalty, weights=weights)
+        return LinearPartitions(self.kind, self.outputs, X, y, ends, weights=weights)
 
     def watch_code(self) -> CodeWatch | None:
         """Return an object that notices if rows in memory are changed; None for rows that workers read themselves."""

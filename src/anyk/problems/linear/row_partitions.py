@@ -28,11 +28,8 @@ class LinearPartitions(PartitionAbilities):
     """The training rows of a linear model in partitions; see :class:`~anyk.problems.base.Partitions`.
 
     A sparse partition stores only the columns that it touches, renumbered, so that products run in cache and messages
-    have no other coordinates. ``penalty``: the regulariser's factor of each coordinate, for local steps; ``weights``:
-    the weights of the rows.
+    have no other coordinates. ``weights``: the weights of the rows.
     """
-
-    penalty: float | Vector
 
     def __init__(
         self,
@@ -42,10 +39,9 @@ class LinearPartitions(PartitionAbilities):
         y: Vector,
         ends: Ends,
         *,
-        penalty: float | Vector = 0.0,
         weights: Vector | None = None,
     ) -> None:
-        self.kind, self.outputs, self.penalty = kind, outputs, penalty
+        self.kind, self.outputs = kind, outputs
         self.features = X.shape[1]
         self.dimension = self.features * outputs
         self.dtype = np.dtype(X.dtype)
@@ -78,7 +74,6 @@ class LinearPartitions(PartitionAbilities):
             stacked([_with_all_columns(piece, self.features) for piece in parts]),
             y,
             np.array([0, len(y)]),
-            penalty=self.penalty,
             weights=np.concatenate(weights) if weights else None,
         )
 

@@ -312,11 +312,9 @@ class LinearBatches(Batches):
         outputs: int,
         data: ShardRows | StreamRows,
         ends: Ends,
-        *,
-        penalty: float | Vector = 0.0,
     ) -> None:
         super().__init__(data, ends, dimension=data.shape[1] * outputs, dtype=data.dtype)
-        self.kind, self.outputs, self.penalty = kind, outputs, penalty
+        self.kind, self.outputs = kind, outputs
 
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the gradient of the sum of losses, added up block by block."""

@@ -20,11 +20,12 @@ import numpy as np
 
 from anyk.base.arrays import DType, Vector, lacks_gradient
 from anyk.base.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
-from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
+from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, even_ends
 from anyk.problems.data.dataset import Dirichlet, build_split
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, SampleBatch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
+from anyk.problems.digests import digest_of
 from anyk.problems.generators import seeded_generators
 from anyk.problems.given import ANEW
 from anyk.problems.linear.scaling import checked_l2

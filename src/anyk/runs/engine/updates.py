@@ -67,7 +67,7 @@ class Updates:
                 f"decoding step {version} would amplify the rounding of {problem.dtype} replies {command.gain:.1e} "
                 f"times; use {'float64 data or ' if problem.dtype == np.float32 else ''}a repetition code"
             )
-        penalty = penalty_of(problem) if problem.l2 else 0.0
+        penalty = penalty_of(problem)
         by_coordinate = penalty if isinstance(penalty, np.ndarray) else None
         plan = StepPlan(
             slot=slot,

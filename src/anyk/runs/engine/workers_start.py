@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from anyk.base.errors import BadInput
 from anyk.clusters.local import Local
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems.base import Partitions, Problem, partition_abilities
+from anyk.problems.base import Partitions, Problem, partition_abilities, penalty_of
 from anyk.protocol import Layout
 
 
@@ -20,6 +22,9 @@ def partitions_of(problem: Problem, layout: Layout, *, copied: bool, compared: b
     # custom problems need no parameter for shares unless a strategy has them
     shares = () if layout.shares is None else (layout.shares,)
     partitions = problem.split(layout.partitions, *shares)
+    penalty = penalty_of(problem)
+    if layout.inner is not None and isinstance(penalty, np.ndarray):
+        partitions.penalty = penalty  # type: ignore[attr-defined]  # an optional member
     if not compared:
         return partitions
     replicas = replicated(layout)
@@ -49,6 +54,11 @@ def local_of(layout: Layout, problem: Problem | None, optimizer: Optimizer | Non
             "under this strategy workers take the steps, all by one learning rate that is known from the start; "
             "parameter groups and ReduceLROnPlateau go with strategies whose workers send gradients"
         )
-    local = Local(layout.inner or optimizer.spec, optimizer.rate.spec, problem.l2)
+    penalty = penalty_of(problem)
+    local = Local(
+        optimizer=layout.inner or optimizer.spec,
+        rate=optimizer.rate.spec,
+        penalty=0.0 if isinstance(penalty, np.ndarray) else penalty,
+    )
     build_optimizer(local.optimizer, lr=local.rate)  # an invalid optimiser is reported here, and not by the workers
     return local

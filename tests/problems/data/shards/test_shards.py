@@ -15,8 +15,8 @@ from anyk import BadInput
 from anyk.cli import main
 from anyk.data import Shards
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
-from anyk.problems.base import data_digest
 from anyk.problems.data.shards import shard_samples, sources, survey
+from anyk.problems.digests import data_digest
 from anyk.problems.jax import functions
 from anyk.problems.jax import loss_partitions as jax_partitions
 from anyk.problems.linear import sharded
