@@ -151,9 +151,7 @@ def test_one_of_several_problems_is_watched_too() -> None:
 def test_a_linear_problem_is_made_anew_for_another_regulariser(name: str) -> None:
     """Its scaling of columns depends on ``l2``, too."""
     problem = anyk.problems.LeastSquares(X, Y, l2=0.1)
-    with pytest.raises(
-        BadInput, match=rf"{name} of a problem stays as it was made; make the problem anew with another l2"
-    ):
+    with pytest.raises(BadInput, match=f"{name} of a LeastSquares cannot be changed; make a new one with another l2"):
         setattr(problem, name, 5.0)
     assert problem.l2 == problem.penalty == 0.1
 

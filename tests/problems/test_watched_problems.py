@@ -238,6 +238,16 @@ def test_rows_of_a_linear_problem_are_watched(name: str, design: Any, change: Ca
         loop(problem, lambda: change(problem))
 
 
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("X", "the data's X was an array"), ("y", "the data's y was an array"), ("weights", "the problem would compute")],
+)
+def test_rows_that_are_assigned_anew_are_noticed(name: str, sentence: str) -> None:
+    problem = anyk.problems.LeastSquares(X.copy(), Y.copy())
+    with pytest.raises(BadInput, match=f"{sentence}.*; workers compute with the (partitions|samples)"):
+        loop(problem, lambda: setattr(problem, name, X - 1.0 if name == "X" else np.arange(60.0)))
+
+
 def test_a_callback_that_changes_rows_ends_the_run() -> None:
     problem = anyk.problems.LeastSquares(X.copy(), Y.copy())
 

@@ -119,6 +119,7 @@ SAFEGUARDS = (
         ("buffers", "progress"),
         ("uncoded", "frc:load=2", "async"),
         ("kill worker",),
+        first=21,
     ),
     Safeguard(
         "copying messages out of buffers when many are held",
@@ -146,6 +147,7 @@ SAFEGUARDS = (
         ),
         ("crash", "messages", "progress", "ledger"),
         ("async", "k-sync:k=3", "uncoded:models=2"),
+        first=78,
     ),
     Safeguard(
         "the incarnation of replies, and reading a dead worker's reports first",
@@ -161,6 +163,7 @@ SAFEGUARDS = (
         ("buffers", "messages", "crash", "progress"),
         ("async", "k-batch-async:k=3"),
         ("kill worker", "stop driver"),
+        first=29,
     ),
     Safeguard(
         "counting the tasks that read a message",
@@ -198,6 +201,7 @@ SAFEGUARDS = (
         ("k-sync:k=3",),
         ("question",),
         cluster="ray",
+        first=30,
     ),
     Safeguard(
         "waiting for all vectors of an envelope",
@@ -323,6 +327,7 @@ ON_NODES = (
         ("kill node",),
         cluster="nodes",
         copies=2,
+        first=44,
     ),
     Safeguard(
         "handing messages to a node that holds a slice again",
@@ -332,6 +337,7 @@ ON_NODES = (
         ("kill node",),
         cluster="nodes",
         copies=2,
+        first=15,
     ),
     Safeguard(
         "signing the entries of the store",
@@ -391,7 +397,7 @@ ON_NODES = (
         _ANY,
         ("link down",),
         cluster="nodes",
-        first=26,
+        first=101,
     ),
     Safeguard(
         "telling a stopped machine from a dead one",
@@ -453,6 +459,7 @@ IN_FOLDERS = (
         ("crash", "durability"),
         _ROUNDS,
         ("power loss",),
+        first=10,
     ),
     Safeguard(
         "cutting the log back to the checkpoint",
@@ -481,6 +488,7 @@ IN_FOLDERS = (
         ("crash", "durability", "folder"),
         _ROUNDS,
         ("kill driver", "interrupt"),
+        first=23,
     ),
     Safeguard(
         "the digest of a checkpoint",

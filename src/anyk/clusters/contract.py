@@ -14,10 +14,12 @@ from typing import Any, NamedTuple, Self
 from anyk.base.arrays import Vector
 from anyk.base.errors import BadInput
 from anyk.base.html import html_table
+from anyk.base.made_with import MadeWith
 from anyk.base.specs import show_spec
 from anyk.clusters.injection import ClusterOptions, Injection
 from anyk.clusters.local import Local
 from anyk.clusters.store import Elsewhere, VectorStore
+from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
 from anyk.protocol import Cancel, Cut, Dispatch, Event, Layout, ProjectMessage, RequestMessage, SetAlarm
 
@@ -37,6 +39,12 @@ class Cluster(ABC):
     virtual: bool = False
     recorded: bool = False  # whether events are read from a log
     name: str = ""
+    workers: MadeWith[int] = MadeWith()
+    seed: MadeWith[int] = MadeWith()
+    byzantine: MadeWith[tuple[int, ...]] = MadeWith()
+    spoiled: MadeWith[str] = MadeWith()
+    delays: MadeWith[DelayModel] = MadeWith()
+    communication: MadeWith[Communication] = MadeWith()
     workers_here: bool = False  # whether workers are processes of this machine and share its memory
     in_slices: bool = False  # whether models lie in slices elsewhere, and the driver reads them when it is asked to
     passes_time: bool = True  # whether anything takes time; otherwise a limit in seconds is never reached

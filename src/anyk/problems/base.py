@@ -13,7 +13,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,7 +225,6 @@ class ProblemAbilities:
         )
 
 
-Value = TypeVar("Value")
 Abilities = TypeVar("Abilities", PartitionAbilities, ProblemAbilities)
 
 
@@ -321,24 +320,6 @@ def ensure_problem(problem: object) -> None:
                 f"data ({type(problem).__name__} of shape {tuple(problem.shape)}); make a problem of it and its targets"
             )
         raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {description}")
-
-
-class MadeWith(Generic[Value]):
-    """An attribute that stays what it was when a problem was made, as more than the attribute depends on it."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, problem: Any, owner: type | None = None) -> Value:
-        if problem is None or self._name not in vars(problem):
-            raise AttributeError(f"a problem has {self._name} once it is made")
-        value: Value = vars(problem)[self._name]
-        return value
-
-    def __set__(self, problem: Any, value: Value) -> None:
-        if self._name in vars(problem):
-            raise BadInput(f"{self._name} of a problem stays as it was made; make the problem anew with another l2")
-        vars(problem)[self._name] = value
 
 
 def penalty_of(problem: Problem) -> float | Vector:

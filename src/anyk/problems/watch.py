@@ -35,7 +35,7 @@ _REMEDY_OF_DATA = (
     "workers compute with the samples that they got then: to train on other ones, continue in a run of a new problem "
     "(begin=…); what the loss does not need, such as a record of losses, must be kept outside of the data"
 )
-_REMEDY_OF_PROBLEM = (
+REMEDY_OF_PROBLEM = (
     "workers compute with the partitions that they got then: to train with the change, continue in a run of its own "
     "(begin=…)"
 )
@@ -239,7 +239,7 @@ def watch_of(problem: Problem) -> CodeWatch | None:
         Computing(partial(variables_of, {"the problem": problem}), partial(_sketch_of_copy, problem)),
         rounding(problem.dtype),
         of="the problem",
-        remedy=_REMEDY_OF_PROBLEM,
+        remedy=REMEDY_OF_PROBLEM,
     )
     return watch if watch.compares_gradients else None
 

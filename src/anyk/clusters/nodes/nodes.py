@@ -13,6 +13,7 @@ import numpy as np
 
 from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import SUPERVISED, BadInput, RunFailed, StateLost
+from anyk.base.made_with import MadeWith
 from anyk.base.specs import show_spec
 from anyk.clusters.contract import Envelope
 from anyk.clusters.injection import ClusterOptions
@@ -83,6 +84,8 @@ class Nodes(Networked[NodeHandle]):
     """
 
     name = "nodes"
+    slices: MadeWith[str] = MadeWith()
+    copies: MadeWith[int] = MadeWith()
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import numpy as np
 from anyk.base.arrays import Array, DType, Vector
 from anyk.base.checks import AtLeastOne, NonnegativeNumber, typed
 from anyk.base.errors import BadInput, needing
+from anyk.base.made_with import MadeWith
 from anyk.base.specs import show_spec
 from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.injection import ClusterOptions
@@ -117,6 +118,7 @@ class Ray(Networked[_ActorHandle]):
     """
 
     name = "ray"
+    slices: MadeWith[str] = MadeWith()
 
     def __init__(
         self,

@@ -15,7 +15,8 @@ from anyk.base.arrays import Array, Floats, Vector
 from anyk.base.checks import typed
 from anyk.base.errors import BadInput
 from anyk.base.keyed import keyed_generator
-from anyk.problems.base import Better, Ends, MadeWith, ProblemAbilities, Recipe, cut, problem_text, some_rows
+from anyk.base.made_with import MadeWith
+from anyk.problems.base import Better, Ends, ProblemAbilities, Recipe, cut, problem_text, some_rows
 from anyk.problems.data.dataset import Dirichlet, Task, build_split
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
@@ -36,8 +37,8 @@ from anyk.problems.linear.scaling import (
 )
 from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
-from anyk.problems.surroundings import variables_of
-from anyk.problems.watch import DATA, CodeWatch, Computing, rounding, sketch_of_problem
+from anyk.problems.surroundings import Variables, variables_of
+from anyk.problems.watch import DATA, REMEDY_OF_PROBLEM, CodeWatch, Computing, rounding, sketch_of_problem
 from anyk.tables import Encoding, check_sizes, is_sparse, merged
 
 _SQUARED_IN_SINGLE = 1e12  # larger numbers may have squares whose sum is infinite in single precision
@@ -76,7 +77,9 @@ class LinearProblem(ProblemAbilities):
     metric: str
     better: Better
     l2: MadeWith[float] = MadeWith()
-    penalty: MadeWith[float | Vector] = MadeWith()
+    penalty: MadeWith[float | Vector] = MadeWith("l2")
+    intercept: MadeWith[bool] = MadeWith()
+    standardize: MadeWith[bool] = MadeWith()
     samples: int
     X: Any
     X_test: Any = None
@@ -248,10 +251,14 @@ class LinearProblem(ProblemAbilities):
         """Return an object that notices if rows in memory are changed; None for rows that workers read themselves."""
         if isinstance(self.X, ShardRows | StreamRows):
             return None
-        arrays = {"X": self.X, "y": self.y, "weights": self.weights}
-        roots = {f"{DATA}'s {name}": array for name, array in arrays.items() if array is not None}
-        present = Computing(partial(variables_of, roots), partial(sketch_of_problem, self))
-        return CodeWatch(present, rounding(self.dtype))
+
+        def variables(*, arrays: bool = True) -> Variables:
+            rows = {"X": self.X, "y": self.y, "weights": self.weights}
+            roots = {f"{DATA}'s {name}": array for name, array in rows.items() if array is not None}
+            return variables_of(roots, arrays=arrays)
+
+        present = Computing(variables, partial(sketch_of_problem, self))
+        return CodeWatch(present, rounding(self.dtype), of="the problem", remedy=REMEDY_OF_PROBLEM)
 
     def initial(self) -> Vector:
         """Return ``start`` in the model's coordinates, or zeros."""
