@@ -63,6 +63,13 @@ def trained_in_a_loop(module, optimizer, steps=3, strategy="uncoded", cluster=No
     return module
 
 
+def test_another_module_needs_another_problem():
+    """The problem has a copy of the module that it was made with."""
+    problem = TorchProblem(nn.Linear(5, 3), CROSS_ENTROPY, (X, Y))
+    with pytest.raises(anyk.BadInput, match="module of a TorchProblem cannot be changed; make a new one with another"):
+        problem.module = nn.Linear(5, 3)
+
+
 @pytest.mark.parametrize("how", ["train", "mode", "forward", "momentum"])
 def test_frozen_batch_norms_keep_their_statistics(how):
     module = Frozen(how).train()

@@ -20,6 +20,7 @@ import numpy as np
 
 from anyk.base.arrays import DType, Vector, lacks_gradient
 from anyk.base.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
+from anyk.base.made_with import MadeWith
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, even_ends
 from anyk.problems.data.dataset import Dirichlet, build_split
 from anyk.problems.data.reader_processes import map_in_processes
@@ -183,6 +184,7 @@ class TorchProblem(NetworkProblem):
     """
 
     marks_unused = True
+    module: MadeWith[torch.nn.Module] = MadeWith()
     shapes: list[tuple[int, ...]]
     _last: tuple[Network, int] | None = None  # last network, and samples of its statistics
 
