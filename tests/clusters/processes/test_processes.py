@@ -610,7 +610,7 @@ def test_processes_that_a_gradient_leaves_end_with_its_worker():
 
 
 def test_data_that_does_not_fit_is_refused_before_the_start(monkeypatch):
-    monkeypatch.setattr("anyk.clusters.processes.processes.available_memory", lambda: 1000)
+    monkeypatch.setattr("anyk.clusters.processes.memory.available_memory", lambda: 1000)
     with pytest.raises(anyk.BadInput, match=r"MiB of shared memory, 0 MiB are available; use fewer workers"):
         anyk.train(Squares(3), "uncoded", anyk.clusters.Processes(3), steps=1)
 

@@ -182,7 +182,7 @@ def test_a_cluster_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
     with pytest.raises(anyk.base.errors.MissingPackage, match="cluster 'ray' needs Ray"):
         anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Ray(2), steps=3, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr("anyk.clusters.processes.processes.available_memory", lambda: 1000)
+    monkeypatch.setattr("anyk.clusters.processes.memory.available_memory", lambda: 1000)
     with pytest.raises(anyk.BadInput, match="shared memory"):
         anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Processes(2), steps=3, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

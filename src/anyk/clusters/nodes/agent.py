@@ -74,7 +74,7 @@ class Engine(Processes):
         self.assignment = [tuple(assigned) for assigned in brief.assignment]
         self.store = store
         self._segments = [data]
-        self.check_room(0)  # the data is there already
+        self._plan.check_room(0)  # the data is there already
         self.prepare()
         self.share(places, brief.imports)
 

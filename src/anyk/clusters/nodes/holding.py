@@ -105,7 +105,7 @@ class Holding:
 
     def _is_ready(self, order: ToHolder) -> bool:
         """Return whether what an order needs is there; begin to read the models."""
-        missing = [key for key in _models(order) if not self._has_slice(key)]
+        missing = [key for key in _models(order) if key not in self._offered and not self._vectors.here(key)]
         self._vectors.fetch(missing)
         return not missing and all(map(self._holder.has, _messages(order)))
 
@@ -214,9 +214,6 @@ class Holding:
             self._finishing[self._read(bytes_of(vector), part.offered, part.address, 0)] = read_one
         if not wanted:
             prepare()
-
-    def _has_slice(self, key: Key) -> bool:
-        return key in self._offered or self._vectors.here(key)
 
     def _step(self, order: TakeStep) -> None:
         """Take a step, and offer the slice of the next version."""

@@ -22,7 +22,8 @@ from math import prod
 import numpy as np
 
 from anyk.base.arrays import Array, DType, Vector
-from anyk.base.errors import RunFailed
+from anyk.base.errors import BadInput, RunFailed
+from anyk.clusters.available import available_memory
 from anyk.clusters.contract import PINNED
 from anyk.clusters.local import State
 from anyk.problems.base import Partitions
@@ -161,6 +162,16 @@ class MemoryLayout:
             # 512 bytes for each coordinate, of which untouched ones cost nothing, in whole MiB
             state_bytes=(partitions.dimension // 2048 + 2 << 20) if layout.stateful else 0,
         )
+
+    def check_room(self, size: int) -> None:
+        """Raise :class:`~anyk.base.errors.BadInput` unless ``size`` bytes of data and the run's buffers have room."""
+        required = size + 3 * self.model_bytes * len(self.slots) + self.replies_size // 2
+        available = available_memory()
+        if available is not None and required > available:
+            raise BadInput(
+                f"the data and {self.workers} workers' buffers need {required / 2**20:,.0f} MiB of shared memory, "
+                f"{available / 2**20:,.0f} MiB are available; use fewer workers, fewer columns or float32"
+            )
 
     @property
     def itemsize(self) -> int:

@@ -14,7 +14,6 @@ import msgspec
 from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import BadInput, RunFailed
 from anyk.base.specs import show_spec
-from anyk.clusters.available import available_memory
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes.helper_program import HELPER_ENDED, Helper
@@ -145,7 +144,7 @@ class Processes(Remote[_ProcessHandle]):
     def ship(self, partitions: Partitions) -> None:
         self.prepare()
         buffers = ship(partitions)
-        self.check_room(sum(buffer.nbytes for buffer in buffers))
+        self._plan.check_room(sum(buffer.nbytes for buffer in buffers))
         self._segments = [Segment.create(0, "data")]
         self.share(self._segments[0].store(buffers), shared_modules(buffers))
 
@@ -174,17 +173,6 @@ class Processes(Remote[_ProcessHandle]):
         self._helper.brief(len(packed), [*[segment.fd for segment in self._segments], self._reports.write_fd])
         for i, handle in enumerate(self.handles):
             handle.box = MailBox(mail, plan.box_at(i), plan.box)
-
-    def check_room(self, size: int) -> None:
-        """Raise :class:`~anyk.base.errors.BadInput` unless ``size`` bytes of data and the run's buffers have room."""
-        plan = self._plan
-        required = size + 3 * plan.model_bytes * len(plan.slots) + plan.replies_size // 2
-        available = available_memory()
-        if available is not None and required > available:
-            raise BadInput(
-                f"the data and {self.workers} workers' buffers need {required / 2**20:,.0f} MiB of shared memory, "
-                f"{available / 2**20:,.0f} MiB are available; use fewer workers, fewer columns or float32"
-            )
 
     def spawn(self, worker: int) -> None:
         """Have the helper program fork a worker, with its own doorbell."""

@@ -24,7 +24,15 @@ from anyk.problems.data.sample_batches import Batch
 from anyk.problems.generators import seeded_generators
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
 from anyk.problems.surroundings import Variables, differences, variables_of
-from anyk.problems.torch.network import LARGE, Network, is_norm, normalises_batches, parts_of, trainable_parameters
+from anyk.problems.torch.network import (
+    LARGE,
+    Network,
+    is_norm,
+    normalises_batches,
+    parts_of,
+    sample_losses,
+    trainable_parameters,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -228,6 +236,35 @@ _MIXING = (
     "a layer mixes the samples of a batch, or a hook changes gradients by more than a factor, so that the result would "
     "depend on how samples are spread over workers; compute each sample by itself"
 )
+
+
+def check_weighted(network: Network, batch_of: Callable[[slice], Batch], samples: int) -> None:
+    """Find out whether the losses of weighted samples follow from the outputs of a batch, in evaluation mode.
+
+    Otherwise each sample is computed alone (``network.alone``), which batch norm does not allow.
+    """
+    import torch
+
+    network.alone = network.opaque
+    network.module.eval()
+    try:
+        if not network.alone:
+            with network.without_gradient(), seeded_generators(0, torch.device("cpu")):
+                batch = batch_of(slice(0, samples))
+                losses = sample_losses(network, network.outputs(batch), batch[-1])
+                singles = [network.loss_of(batch_of(slice(i, i + 1))) for i in range(samples)]
+            near = 0.02 if network.precision else 1e-3
+            network.alone = not torch.allclose(losses.double(), torch.stack(singles).double(), rtol=near, atol=1e-6)
+    except Exception:  # outputs that have no entry for each sample
+        network.alone = True
+    finally:
+        network.train()
+    if network.alone and normalises_batches(network.module):
+        raise BadInput(
+            "the losses of weighted samples are computed one by one here, and a module with batch norm needs "
+            "several samples together; give a loss of (outputs, targets) without count, with an output for each "
+            "sample, or another normalisation"
+        )
 
 
 def check_samples(

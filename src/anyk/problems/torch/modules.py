@@ -45,6 +45,7 @@ from anyk.problems.torch.module_checks import (
     check_module,
     check_options,
     check_samples,
+    check_weighted,
     has_entries,
     ignored_target,
     is_mean,
@@ -267,7 +268,7 @@ class TorchProblem(NetworkProblem):
             self._given_arrays.add(f"{DATA}'s sampler", list(vars(sampler).values()), ())
         if self._weighted:
             with explaining("the first samples cannot be read", alone=RunFailed):
-                self._network.check_weighted(data.head.batch, min(_WEIGHED, len(data.head)))
+                check_weighted(self._network, data.head.batch, min(_WEIGHED, len(data.head)))
         _set_processes(data, num_workers, from_loader=bool(self.step_samples))
         # a partition of shards need not fit into memory
         self._microbatch = microbatch or (DEFAULT_MICROBATCH if isinstance(data, ShardSamples) else None)

@@ -17,7 +17,6 @@ from anyk.base.arrays import Array, Floats
 from anyk.base.errors import BadInput
 from anyk.base.plain import ByName
 from anyk.problems.data.sample_batches import Batch, SampleBatch
-from anyk.problems.generators import seeded_generators
 from anyk.problems.values import arguments, check_taken, taken_by
 
 if TYPE_CHECKING:
@@ -289,7 +288,7 @@ class Network:
             if weights is None or self.alone:
                 loss: Any = self.loss(outputs, targets, **arguments(self.for_loss, self.values))
             else:
-                losses = _sample_losses(self, outputs, targets)
+                losses = sample_losses(self, outputs, targets)
                 factors = torch.tensor(weights, dtype=losses.dtype, device=losses.device)  # weights may be read-only
                 loss = (losses * factors)[factors != 0].sum()
         if not isinstance(loss, torch.Tensor) or loss.dim():
@@ -306,34 +305,6 @@ class Network:
     def terms(self, batch: Batch, size: int) -> float:
         """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
         return size if self.count is None else count_terms(self.count, batch)
-
-    def check_weighted(self, batch_of: Callable[[slice], Batch], samples: int) -> None:
-        """Find out whether the losses of weighted samples follow from the outputs of a batch, in evaluation mode.
-
-        Otherwise each sample is computed alone, which batch norm does not allow.
-        """
-        import torch
-
-        self.alone = self.opaque
-        self.module.eval()
-        try:
-            if not self.alone:
-                with self.without_gradient(), seeded_generators(0, torch.device("cpu")):
-                    batch = batch_of(slice(0, samples))
-                    losses = _sample_losses(self, self.outputs(batch), batch[-1])
-                    singles = [self.loss_of(batch_of(slice(i, i + 1))) for i in range(samples)]
-                near = 0.02 if self.precision else 1e-3
-                self.alone = not torch.allclose(losses.double(), torch.stack(singles).double(), rtol=near, atol=1e-6)
-        except Exception:  # outputs that have no entry for each sample
-            self.alone = True
-        finally:
-            self.train()
-        if self.alone and normalises_batches(self.module):
-            raise BadInput(
-                "the losses of weighted samples are computed one by one here, and a module with batch norm needs "
-                "several samples together; give a loss of (outputs, targets) without count, with an output for each "
-                "sample, or another normalisation"
-            )
 
     def loss_factor(self, batch: Batch, size: int, weights: Floats | None = None) -> float:
         """Return the factor of a batch's loss in the sum that is divided by the number of samples."""
@@ -356,7 +327,7 @@ class Network:
         return torch.autocast(self.kind, dtype=torch.bfloat16, enabled=self.precision is not None)
 
 
-def _sample_losses(network: Network, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+def sample_losses(network: Network, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
     """Return the loss of each sample, shape (samples,)."""
     import torch
 
