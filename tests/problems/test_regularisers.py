@@ -73,7 +73,7 @@ def by_hand(rows: list[slice], factors: Any, steps: int) -> Any:
 
 @pytest.mark.parametrize("cluster", [anyk.clusters.Simulated, anyk.clusters.Processes])
 @pytest.mark.parametrize(("strategy", "l2"), [("uncoded", 0.0), ("uncoded", 9.0), ("pasgd:tau=6", 0.0)])
-def test_factors_of_coordinates_count_on_the_driver_and_in_local_steps(strategy: str, l2: float, cluster: Any) -> None:
+def test_factors_of_coordinates_count_wherever_steps_are_taken(strategy: str, l2: float, cluster: Any) -> None:
     """Whatever ``l2`` is, which is for problems without such factors; partitions need not know of them."""
     local = strategy != "uncoded"
     steps = 1 if local else 6

@@ -115,7 +115,7 @@ class Remembering(anyk.testing.Squares):
 
 
 @pytest.mark.parametrize("attribute", [None, "held_out", "targets"])
-def test_data_that_change_in_place_are_noticed_in_the_same_process(attribute, tmp_path):
+def test_data_that_change_in_place_are_noticed_later(attribute, tmp_path):
     problem = Remembering(4)
     problem.targets = np.ones(7)  # of which no method is known to read it
     anyk.train(problem, "uncoded", Simulated(4), steps=3, optimizer="gd:lr=0.1", out=tmp_path / "run").close()
