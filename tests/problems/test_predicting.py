@@ -197,7 +197,7 @@ def test_tables_without_names(tmp_path: Path) -> None:
     assert predict_file(run, tmp_path / "new.csv", tmp_path / "out.csv", header=True) == 1
     assert (tmp_path / "out.csv").read_text().startswith("a,b,prediction\n1,2,")
     (tmp_path / "new.csv").write_text("1\n2\n")
-    fails("new.csv has 1 columns, but the model learned from 2, which have no names", run.predict, tmp_path / "new.csv")
+    fails("new.csv has 1 columns, but the model learned from a file of 3", run.predict, tmp_path / "new.csv")
     fails(r"X has 3 columns, but the model learned from 2", run.predict, np.ones((2, 3)))
 
 

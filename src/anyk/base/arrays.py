@@ -20,6 +20,13 @@ Indices = NDArray[np.int64]
 NO_GRADIENT = -0.0
 
 
+def read_only(vector: Vector) -> Vector:
+    """Return a view through which a vector cannot be written, as it is handed to a user's code."""
+    view = vector.view()
+    view.flags.writeable = False
+    return view
+
+
 def lacks_gradient(piece: Vector, *, unused: bool = False) -> bool:
     """Return whether a parameter's piece of a gradient says that it has none.
 

@@ -47,6 +47,7 @@ class Cluster(ABC):
     communication: MadeWith[Communication] = MadeWith()
     workers_here: bool = False  # whether workers are processes of this machine and share its memory
     in_slices: bool = False  # whether models lie in slices elsewhere, and the driver reads them when it is asked to
+    in_run: bool = False  # whether a run has it now
     passes_time: bool = True  # whether anything takes time; otherwise a limit in seconds is never reached
 
     def __init__(self, options: ClusterOptions) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.base.arrays import NO_GRADIENT, Vector
+from anyk.base.arrays import NO_GRADIENT, Vector, read_only
 from anyk.clusters.messages import Messages
 from anyk.optimizers import optimizer
 from anyk.problems.base import partition_abilities
@@ -20,12 +20,12 @@ _COUNT = "steps"  # the name under which a state stores its number of steps
 class Local(NamedTuple):
     """The settings of local steps: the specs of optimiser and learning rate, and the regulariser.
 
-    ``penalty``: its factor for all coordinates; factors of each coordinate are the partitions' ``penalty``.
+    ``penalty``: its factor for all coordinates, or None if each has its own: the partitions' ``penalty``.
     """
 
     optimizer: str
     rate: str
-    penalty: float
+    penalty: float | None
 
 
 class LocalStepper:
@@ -33,8 +33,8 @@ class LocalStepper:
 
     def __init__(self, messages: Messages, local: Local) -> None:
         self._messages = messages
-        penalty = partition_abilities(messages.partitions).penalty
-        self._penalty = local.penalty if penalty is None else penalty
+        penalty = partition_abilities(messages.partitions).penalty if local.penalty is None else local.penalty
+        self._penalty: float | Vector = 0.0 if penalty is None else penalty
         self._optimizer = optimizer(local.optimizer, lr=local.rate).fitted(messages.partitions)
 
     def run(
@@ -58,7 +58,7 @@ class LocalStepper:
             drop_states(states, chunk)
         state = None if chunk.compress else states.get(chunk.state)
         messages, rate = self._messages, self._optimizer.rate
-        w, first = _mixed(chunk, w, models), 0
+        w, first = read_only(_mixed(chunk, w, models)), 0
         if state is None:
             state = self._optimizer.start(w)
         else:
@@ -84,7 +84,7 @@ class LocalStepper:
             state_step = first + done
             scale = 1.0 if state_step == number else rate.at(number) / rate.at(state_step)
             with np.errstate(over="ignore", invalid="ignore"):  # inspect_message() detects numbers that are not finite
-                w = self._optimizer.step(w, gradient, state, state_step, scale)
+                w = read_only(self._optimizer.step(w, gradient, state, state_step, scale))
         if not chunk.compress:
             keep_state(states, task, chunk, state | {_COUNT: np.array([first + chunk.steps], dtype=np.float64)})
         return w

@@ -113,6 +113,8 @@ def describe(error: Exception) -> str:
 
 def _real(partition: int, gradient: Vector) -> Vector:
     """Return a gradient as an array; refuse complex numbers and integers, whose results NumPy would truncate."""
+    if isinstance(gradient, np.ma.MaskedArray):
+        raise WrongLength(f"wrong type: partition {partition} gave a masked gradient; fill it, or leave values out")
     gradient = np.asarray(gradient)
     if gradient.dtype.kind != "f":
         raise WrongLength(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from anyk.base.errors import BadInput
 from anyk.base.keyed import keyed_generator
 from anyk.problems.base import Index, Partitions, partition_abilities
 from anyk.problems.many import ManyPartitions
@@ -39,7 +40,7 @@ class MiniBatches:
         random = keyed_generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         drawing = self._partitions.of(chunk.slot) if isinstance(self._partitions, ManyPartitions) else self._partitions
         if (drawn := partition_abilities(drawing).draw_rows(partition, chunk.batch, random)) is not None:
-            return drawn
+            return _checked_rows(drawn, partition, chunk.batch, size)
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
 
     def _part_of_epoch(self, partition: int, chunk: Chunk, version: int) -> Index:
@@ -59,3 +60,17 @@ class MiniBatches:
 
     def _steps_of_epoch(self, chunk: Chunk) -> int:
         return -(-max(self._partitions.sizes) // chunk.batch)
+
+
+def _checked_rows(rows: Index, partition: int, batch: int, size: int) -> Index:
+    """Return the rows that a user's code has drawn; raise :class:`~anyk.BadInput` unless they are a mini-batch."""
+    drawn = np.asarray(rows)
+    if drawn.shape == (0,):  # no sample of the partition counts
+        return drawn.astype(np.intp)
+    right = drawn.shape == (batch,) and drawn.dtype.kind in "iu" and drawn.min() >= 0 and drawn.max() < size
+    if not right or (np.diff(drawn.astype(np.int64)) < 0).any():
+        raise BadInput(
+            f"draw_rows({partition}, {batch}, …) must give {batch} rows from 0 to {size - 1} in ascending order, got "
+            f"{drawn.dtype} of shape {drawn.shape}"
+        )
+    return drawn

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from anyk.base.arrays import DType, Vector
+from anyk.base.errors import BadInput
 from anyk.clusters.local import State, keep_state
 from anyk.compression import Compressor, compressor
 from anyk.compression.schemes import Key, Payload
@@ -49,12 +50,22 @@ def pack(
     payload = scheme_.pack(vector, key)
     residual: State = {}
     if scheme_.feedback:
-        residual = {RESIDUAL: vector - scheme_.unpack(payload, vector.size, vector.dtype, key), COVERED: covered}
+        residual = {RESIDUAL: vector - _unpacked(scheme_, payload, vector.size, vector.dtype, key), COVERED: covered}
     keep_state(states, task, chunk, residual)
     return payload
 
 
 def unpack(chunk: Chunk, version: int, seed: int, payload: Payload, length: int, dtype: DType, base: Vector) -> Vector:
     """Return the message that a payload encodes."""
-    vector = scheme(chunk.compress).unpack(payload, length, np.dtype(dtype), _key(seed, chunk, version))
-    return vector + base if chunk.steps else vector
+    key = _key(seed, chunk, version)
+    vector = _unpacked(scheme(chunk.compress), payload, length, np.dtype(dtype), key)
+    return vector + base if chunk.steps else vector.copy()  # it may be a buffer of the compressor's own
+
+
+def _unpacked(scheme_: Compressor, payload: Payload, length: int, dtype: DType, key: Key) -> Vector:
+    """Return what a compressor makes of a payload; raise :class:`~anyk.BadInput` if it does not have that length."""
+    vector = scheme_.unpack(payload, length, dtype, key)
+    if not isinstance(vector, np.ndarray) or vector.shape != (length,) or vector.dtype.kind != "f":
+        form = f"{vector.dtype} of shape {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
+        raise BadInput(f"{type(scheme_).__name__} must unpack {length} numbers, got {form}")
+    return vector

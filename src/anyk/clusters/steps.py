@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from anyk.base import keyed
-from anyk.base.arrays import Floats, Vector, Vectors
+from anyk.base.arrays import Array, Floats, Vector, Vectors
 from anyk.base.errors import RunFailed
 from anyk.base.keyed import array_digest
 from anyk.clusters.vector_parts import over_parts, sum_over_parts
@@ -122,6 +122,18 @@ class Source(Protocol):
         ...
 
 
+def _checked_step(stepped: Any, w: Vector, optimizer: Optimizer) -> Array:
+    """Return what an optimiser made of a model; raise :class:`~anyk.RunFailed` unless it is as many real numbers."""
+    values: Array = np.asanyarray(stepped)
+    if values.shape != w.shape or values.dtype.kind not in "fiu" or isinstance(values, np.ma.MaskedArray):
+        form = "masked numbers" if isinstance(values, np.ma.MaskedArray) else str(values.dtype)
+        raise RunFailed(
+            f"the optimizer '{optimizer.spec}' must return a model of {w.size:,} real numbers, got "
+            f"{type(stepped).__name__} of shape {values.shape} ({form})"
+        )
+    return values
+
+
 class PartOfStep:
     """The arithmetic of a plan where ``w`` is the model from ``offset`` on, a multiple of ``PART``.
 
@@ -192,7 +204,10 @@ class PartOfStep:
 
         sum_over_parts(write, w.size)
         with np.errstate(over="ignore", invalid="ignore"):
-            out = optimizer.step(w, whole, state, plan.version, plan.scale, out=self._out)
+            stepped = optimizer.step(w, whole, state, plan.version, plan.scale, out=self._out)
+        out = self._out
+        if stepped is not out:  # it may be a buffer of the optimiser's own
+            out[:] = _checked_step(stepped, w, optimizer)
         return out, sum_over_parts(lambda part: self._digest(out, part), w.size)
 
     def _direction(self, part: slice) -> Vector:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.base.arrays import Floats, Vector, Vectors
+from anyk.base.arrays import Floats, Vector, Vectors, read_only
 from anyk.clusters.local import State
 from anyk.clusters.messages import WHOLE, Messages
 from anyk.clusters.steps import PartOfStep, Place, StepPlan, note_state, stepping_by
@@ -91,7 +91,7 @@ class VectorStore:
     def publish(self, slot: str, version: int, w: Vector | Elsewhere) -> None:
         """Store a version; its memory is not written again."""
         assert not isinstance(w, Elsewhere)
-        self._models[slot, version] = w
+        self._models[slot, version] = read_only(w)
 
     def model(self, slot: str, version: int) -> Vector:
         """Return a version that has been published."""
@@ -103,7 +103,13 @@ class VectorStore:
 
     def start_optimizer(self, slot: str, version: int, optimizer: Optimizer, states: Vectors | None = None) -> None:
         """Prepare steps of a slot from a version that has been published, by default with the state of a first step."""
-        self._optimizer_states[slot] = optimizer.start(self.model(slot, version)) if states is None else states
+        if states is None:
+            w = self.model(slot, version)
+            states = optimizer.start(w)
+            for name, vector in states.items():
+                if np.may_share_memory(vector, w):  # which is written again for another version
+                    states[name] = vector.copy()
+        self._optimizer_states[slot] = states
 
     def optimizer_states(self, slot: str) -> Vectors:
         """Return the state of a slot's optimiser, and of the outer one; callers may add what they observe."""

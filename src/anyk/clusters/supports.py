@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 
 import numpy as np
 
+from anyk.base.errors import BadInput
 from anyk.problems.base import Index, Partitions
 
 _MARKED = 32  # if one in this number of coordinates is meant, marking them in an array is cheaper than sorting them
@@ -23,7 +25,8 @@ class Supports:
         """Return the coordinates in a message over partitions ``ids``, sorted; None: all."""
         if ids not in self._unions:
             dimension = self._partitions.dimension
-            index_sets = [coordinates for coordinates in map(self._partitions.support, ids) if coordinates is not None]
+            supports = ((j, self._partitions.support(j)) for j in ids)
+            index_sets = [checked_support(j, own, dimension) for j, own in supports if own is not None]
             union: Index | None = None  # if a partition touches all coordinates
             if ids and len(index_sets) == len(ids):
                 union = index_sets[0] if len(index_sets) == 1 else _union(index_sets, dimension)
@@ -50,6 +53,21 @@ class Supports:
                 positions = np.searchsorted(union, positions)
         self._positions[ids, other] = positions
         return positions
+
+
+def checked_support(partition: int, support: Index, dimension: int) -> Index:
+    """Return a partition's support; raise :class:`~anyk.BadInput` unless it is sorted coordinates, each once."""
+    coordinates = np.asarray(support)
+    right = coordinates.ndim == 1 and coordinates.dtype.kind in "iu"
+    if right and coordinates.size:
+        ascending = (np.diff(coordinates.astype(np.int64)) > 0).all()
+        right = bool(ascending and coordinates[0] >= 0 and coordinates[-1] < dimension)
+    if not right:
+        raise BadInput(
+            f"support({partition}) must be coordinates from 0 to {dimension - 1} in ascending order, each once, got "
+            f"{reprlib.repr(support)}"
+        )
+    return coordinates
 
 
 def _union(index_sets: Sequence[Index], dimension: int) -> Index:

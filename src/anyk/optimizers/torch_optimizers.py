@@ -236,7 +236,7 @@ class TorchOptimizer(Optimizer):
             stepped = range(len(sizes)) if self._groups is None else self._groups.places
             fresh = _without_state(state, [i for i in stepped if lengths[i] or empty[i]])
             state |= self._recipe.unfilled_state(
-                dtype=torch.from_numpy(w[:0]).dtype,
+                dtype=torch.from_numpy(np.empty(0, w.dtype)).dtype,
                 groups=groups,
                 lengths={parameter: int(lengths[parameter]) for parameter in fresh},
                 shapes=self.shapes,

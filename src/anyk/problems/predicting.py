@@ -139,6 +139,8 @@ class Predictor:
 
         if sparse.issparse(X):
             return self._plain(sparse.csr_array(X), where)
+        if hasattr(X, "column_names") and hasattr(X, "to_pandas"):  # a table of PyArrow
+            X = X.to_pandas()
         if isinstance(X, Table):
             table = X
         elif isinstance(X, Mapping) or hasattr(X, "columns"):
@@ -208,6 +210,8 @@ class Predictor:
 def _column(values: object, where: str) -> Array:
     """Return a column in the form of a table's: numbers with NaN, or text with None."""
     array: Array = array_of(values, f"a column of {where}")
+    if array.ndim != 1:
+        raise BadInput(f"a column of {where} must be a list of values, one for each row, got shape {array.shape}")
     if array.dtype.kind in "biuf":
         return array.astype(float)
     if array.dtype.kind == "M":

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.base.arrays import DType, Floats, Vector
+from anyk.base.arrays import DType, Floats, read_only
 from anyk.base.errors import BadInput
 from anyk.problems.base import Problem, abilities_of, penalty_of
 from anyk.problems.generators import preserved_generators, seed_all
@@ -43,6 +43,8 @@ _REMEDY_OF_REGULARISER = (
     "workers that take steps have the one from the start, and so has the run's record: to train with another, continue "
     "in a run of its own (begin=…)"
 )
+_MARKED = 10_000_000  # parameters up to which a run's folder has a mark of the gradient
+_MARKS = 3  # numbers of a mark besides the norm
 _ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 
 
@@ -223,6 +225,45 @@ class ProblemWatch:
             raise BadInput(f"{changed}; {_REMEDY_OF_REGULARISER}")
 
 
+def gradient_mark(problem: Problem) -> list[float]:
+    """Return a few numbers that differ if the gradient of the first samples does; none if it cannot be compared.
+
+    The gradient, with that of the regulariser, is at a model that does not depend on the initial one, with which a run
+    that continues does not begin.
+    """
+    if problem.dimension > _MARKED or abilities_of(problem).endless:
+        return []
+    try:
+        computing = copied(problem) if abilities_of(problem).watch_code is None else problem
+        partitions, rows = computing.split(1), trial_rows(ROWS, problem.samples)
+        w = read_only(model_like([(problem.dimension, 0.0, 0.1)], problem.dtype))
+        sketches = []
+        for _ in range(2):
+            with preserved_generators(()) as generators:
+                seed_all(generators, 0)
+                gradient = partitions.partial_gradient(0, w, rows) / len(rows) + penalty_of(problem) * w
+            sketches.append(Sketch.of(gradient))
+        trial = Trial(sketches[0], rounding(problem.dtype), {})
+        if trial.apart(sketches[1]) > trial.limit or not np.isfinite(trial.sketch).all():
+            return []
+    except Exception:  # it needs load, or rows are not in memory
+        return []
+    signs = np.where(np.random.default_rng(0).random((_MARKS, trial.sketch.size)) < 0.5, -1.0, 1.0)
+    return [float(np.linalg.norm(trial.sketch)), *(signs @ trial.sketch).tolist()]
+
+
+def same_gradient(before: Sequence[float], now: Sequence[float], dtype: DType) -> bool:
+    """Return whether two marks are of the same gradient, up to the rounding of unlike machines; also if one is empty.
+
+    >>> [same_gradient([1.0, 0.5], now, np.dtype(float)) for now in ([1.0, 0.5 + 1e-9], [1.0, 0.6])]
+    [True, False]
+    """
+    if not before or not now:
+        return True
+    limit = float(np.finfo(dtype).eps) ** 0.5 * max(abs(before[0]), abs(now[0]))
+    return len(before) == len(now) and all(abs(a - b) <= 8.0 * limit for a, b in zip(before, now, strict=True))
+
+
 def watch_of(problem: Problem) -> CodeWatch | None:
     """Return an object that notices if a problem computes something else than now; None if nothing can be compared.
 
@@ -262,8 +303,7 @@ def sketch_of_problem(problem: Problem, most: int) -> Floats:
     initial = problem.initial()
     like_initial = model_like(scales_of([initial]), problem.dtype)
     for model in (like_initial, initial):  # logarithms, for one, are not finite everywhere
-        w: Vector = model.view()
-        w.flags.writeable = False  # as it is for workers
+        w = read_only(model)  # as it is for workers
         with preserved_generators(()) as generators:
             seed_all(generators, 0)
             gradient = partitions.partial_gradient(0, w, trial_rows(most, problem.samples))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anyk.base.arrays import Vector
+from anyk.base.arrays import Vector, read_only
 from anyk.base.errors import BadInput, RunFailed
 from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
@@ -104,7 +104,7 @@ class Evaluating:
             raise RunFailed(needs_loss(self._prepared.strategy.spec))
         try:
             problem = problem_of(self.evaluator.problem, slot)
-            return (problem if self.values is None else with_values(problem, self.values)).loss(w)
+            return (problem if self.values is None else with_values(problem, self.values)).loss(read_only(w))
         except LossUnknown as reason:
             self._note_unknown(reason)
             return float("nan")

@@ -112,11 +112,23 @@ class _HandOver(Optimizer):
         if self.clip is not None:
             Clip(of="gd", lr=1.0, norm=self.clip).shorten(gradient)
         model = self.rounds.hand_over(t // self.accumulate, gradient, w.copy(), scale)
-        if np.shape(model) != w.shape:
-            raise BadInput(f"step.model must stay a vector of {w.size:,} numbers, got shape {np.shape(model)}")
+        values = _numbers_of(model)
+        if np.shape(values) != w.shape:
+            raise BadInput(f"step.model must stay a vector of {w.size:,} numbers, got shape {np.shape(values)}")
         out = np.empty_like(w) if out is None else out
-        out[:] = model
+        out[:] = values
         return out
+
+
+def _numbers_of(model: Any) -> Array:
+    """Return the model that a loop has made as an array; raise :class:`~anyk.BadInput` unless its numbers are real."""
+    if hasattr(model, "detach"):  # a tensor
+        model = model.detach().cpu().numpy()
+    values: Array = np.asanyarray(model)
+    if isinstance(values, np.ma.MaskedArray) or values.dtype.kind not in "fiu":
+        what = "masked values" if isinstance(values, np.ma.MaskedArray) else str(values.dtype)
+        raise BadInput(f"step.model must stay a vector of real numbers, got {what}")
+    return values
 
 
 @dataclass(eq=False)

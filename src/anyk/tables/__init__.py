@@ -32,7 +32,7 @@ from anyk.tables.encoding import (
 )
 from anyk.tables.input_files import Limit, check_input_file, limit, lines, open_binary, open_text, reading, shown
 from anyk.tables.matrices import Matrix, is_sparse, read_matrix, read_npz
-from anyk.tables.parquet import read_parquet
+from anyk.tables.parquet import read_parquet, stored_index
 from anyk.tables.table import Table, column_hint, is_row_number, listed
 from anyk.tables.text_tables import cell_chunks, column_names, first_cells, first_row, has_header, read_csv
 
@@ -88,6 +88,7 @@ __all__ = [
     "reading",
     "rows_text",
     "shown",
+    "stored_index",
     "truths_as_numbers",
     "without_missing",
 ]

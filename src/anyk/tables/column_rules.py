@@ -86,7 +86,7 @@ _SEPARATED = re.compile(r"\s*[+-]?(?:\d{1,3}(?:[.,'\u00a0\u202f ]\d{3})+(?:[.,]\
 _CURRENCIES = set(re.findall("...", "USDEURGBPJPYCHFCNYINRAUDCADNZDSEKNOKDKKPLNCZKHUFBRLRUBKRWMXNZARTRYSGDHKD"))
 _MARKED = re.compile(
     r"\s*(?P<sign>[+-]?)\s*(?P<before>[^\d\s+\-.,()]{0,3})\s*"
-    r"(?P<number>[+-]?(?:[1-9]\d{0,2}(?:[,'\u00a0\u202f ]\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|[+-]?\.\d+)"
+    r"(?P<inner>[+-]?)(?P<number>(?:[1-9]\d{0,2}(?:[,'\u00a0\u202f ]\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)"
     r"\s*(?P<after>[^\d]{0,12}?)\s*"
 )
 
@@ -101,19 +101,23 @@ def marked_number(cell: str) -> tuple[float, str] | None:
     """
     stripped = cell.strip()
     if stripped.startswith("(") and stripped.endswith(")"):  # as accounts write what is owed
-        inner = marked_number(stripped[1:-1])
-        return None if inner is None else (-inner[0], inner[1])
+        inner = _MARKED.fullmatch(stripped[1:-1])
+        has_sign = inner is None or inner["sign"] or inner["inner"]
+        number = None if has_sign else marked_number(stripped[1:-1])
+        return None if number is None else (-number[0], number[1])
     match = _MARKED.fullmatch(cell)
     if match is None:
         return None
-    before, after = match["before"], match["after"]
+    before, after, sign = match["before"], match["after"], match["sign"] + match["inner"]
+    if len(sign) > 1:
+        return None
     if before and before.upper() not in _CURRENCIES and not all(unicodedata.category(sign) == "Sc" for sign in before):
         return None
     if re.match(r"[-_#]", after) or "_" in after:
         return None
     if after and not any(sign.isalpha() or unicodedata.category(sign) in ("Sc", "So", "Po") for sign in after):
         return None
-    value = float(match["sign"] + re.sub(r"[,'\u00a0\u202f ]", "", match["number"]).removeprefix("+"))
+    value = float(sign + re.sub(r"[,'\u00a0\u202f ]", "", match["number"]))
     return value, before + after.strip()
 
 
@@ -141,12 +145,16 @@ def without_missing(cells: Array, missing: Iterable[str]) -> Array:
     ['a', None, None]
     """
     words = {word.strip().lower() for word in missing}
+    numbers = {float(word) for word in words if is_number(word)}
     if cells.dtype.kind == "f":
-        numbers = [float(word) for word in words if is_number(word)]
-        return np.where(np.isin(cells, numbers), np.nan, cells) if numbers else cells
-    return _objects(
-        None if cell is None or is_missing(cell) or cell.strip().lower() in words else cell for cell in cells
-    )
+        return np.where(np.isin(cells, list(numbers)), np.nan, cells) if numbers else cells
+
+    def stands_for_none(cell: str | None) -> bool:
+        if cell is None or is_missing(cell) or cell.strip().lower() in words:
+            return True
+        return bool(numbers) and is_number(cell) and float(cell) in numbers  # 99.0 is 99 in any column
+
+    return _objects(None if stands_for_none(cell) else cell for cell in cells)
 
 
 def read_dates(cells: Array, where: str) -> Floats:
@@ -156,7 +164,7 @@ def read_dates(cells: Array, where: str) -> Floats:
     for row, cell in enumerate(cells.tolist()):
         if cell is None or cell != cell:
             continue
-        word = f"{cell:.0f}" if isinstance(cell, float) else cell
+        word = cell if not isinstance(cell, float) else f"{cell:.0f}" if cell == np.floor(cell) else repr(cell)
         try:
             values[row] = days(word)
             zones.setdefault(datetime.fromisoformat(word.strip()).tzinfo is not None, word)

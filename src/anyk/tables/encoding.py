@@ -44,7 +44,8 @@ class Encoding:
     the file, so that other files may have them in another order. ``base``: the number of the first column in a svmlight
     file, 0 or 1. ``label``: the name of the target's column. ``words``: whether the target's labels are text.
     ``missing``: words (or numbers) that stand for missing values. ``format``: the file's, if it was stated.
-    ``constant``: whether the last column of ``X`` is a column of ones, which new rows may leave out.
+    ``constant``: whether the last column of ``X`` is a column of ones, which new rows may leave out. ``file_columns``:
+    the number of columns of a file without names, with the target and what was left out.
     """
 
     columns: tuple[Column, ...] = ()
@@ -55,6 +56,7 @@ class Encoding:
     missing: tuple[str, ...] = ()
     format: str | None = None
     constant: bool = False
+    file_columns: int = 0
 
     @classmethod
     def fitted(
@@ -112,7 +114,13 @@ class Encoding:
         :class:`~anyk.BadInput` for a missing column.
         """
         if not self.named and len(names) == len(self.columns):
-            return list(range(len(names)))
+            in_order = sorted(range(len(names)), key=lambda i: _number_in(self.columns[i].name, i))
+            return [in_order.index(i) for i in range(len(names))]  # as in the file, whatever order was asked for
+        if not self.named and len(names) < self.file_columns:
+            raise BadInput(
+                f"{where} has {len(names)} columns, but the model learned from a file of {self.file_columns}, of which "
+                f"it uses {len(self.columns)}, and none has a name; give all {self.file_columns}, or those it uses"
+            )
         places_of = defaultdict(list)
         for index, name in enumerate(names):
             places_of[name].append(index)
@@ -182,6 +190,12 @@ class Encoding:
             entries = np.ones(int(ends[-1])), codes[valid], ends
             blocks.append(csr_array(entries, shape=(len(cells), len(column.categories))))
         return hstack(blocks, format="csr")
+
+
+def _number_in(name: str, otherwise: int) -> int:
+    """Return the number in the name of a column that had none, such as ``column 3``."""
+    number = name.removeprefix("column ")
+    return int(number) if number.isdigit() else otherwise
 
 
 def codes_of(values: Array, categories: Sequence[float | str]) -> Indices:

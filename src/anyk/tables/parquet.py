@@ -40,7 +40,7 @@ def read_parquet(
         metadata, schema = parquet_file.metadata, parquet_file.schema_arrow
         size = _unpacked_size(metadata, group)
     allowed.check(size)
-    index = _stored_index(schema.metadata)
+    index = stored_index(schema.metadata)
     contents = _contents_of(schema, index)
     refused = _refusals(schema, contents, shown(file))
     for i, reason in refused.items():
@@ -125,11 +125,11 @@ def _numbers_of(column: Any, *, exact: bool) -> Array:
     """Return a column of PyArrow's numbers as float64; as text if it is ``exact`` and float64 would change them."""
     import pyarrow
 
-    if exact and pyarrow.types.is_integer(column.type):
-        integers = column.to_pylist()
-        if any(value is not None and abs(value) >= 2**53 for value in integers):
-            words = np.empty(len(integers), dtype=object)
-            words[:] = [None if value is None else str(value) for value in integers]
+    if exact and (pyarrow.types.is_integer(column.type) or pyarrow.types.is_decimal(column.type)):
+        numbers = column.to_pylist()
+        if any(value is not None and abs(value) >= 2**53 for value in numbers):
+            words = np.empty(len(numbers), dtype=object)
+            words[:] = [None if value is None else str(value) for value in numbers]
             return words
     values: Floats = column.cast(pyarrow.float64(), safe=False).to_numpy()
     return values.astype(np.float64)
@@ -145,7 +145,7 @@ def _text_of(column: Any) -> Array:
     return np.concatenate(pieces)
 
 
-def _stored_index(metadata: dict[bytes, bytes] | None) -> set[str]:
+def stored_index(metadata: dict[bytes, bytes] | None) -> set[str]:
     """Return the names of the columns that pandas wrote for its index."""
     try:
         index = json.loads((metadata or {}).get(b"pandas", b"{}"))["index_columns"]

@@ -409,7 +409,13 @@ def test_text_with_separators_remains_a_category(tmp_path: Path) -> None:
 
 
 def test_npz_with_a_test_set_uses_it(tmp_path: Path) -> None:
-    np.savez(tmp_path / "d.npz", X=X0, y=np.array(list("abcabcab")), X_test=X0[:3], y_test=np.array(["c", "bb", "a"]))
+    np.savez(
+        tmp_path / "d.npz",
+        X=X0,
+        y=np.array(["a", "b", "c", "bb", "b", "c", "a", "b"]),
+        X_test=X0[:3],
+        y_test=np.array(["c", "bb", "a"]),
+    )
     data = load("file", file=tmp_path / "d.npz")
     assert (data.X_train == X0).all() and (data.X_test == X0[:3]).all()
     assert data.classes == ("a", "b", "bb", "c") and data.y_test.tolist() == [3, 2, 0]

@@ -67,8 +67,6 @@ class ComputingStore(VectorStore):
     ) -> tuple[tuple[int, ...], Vector]:
         """Return a message's partitions and the message; compute gradients that are missing in ``gradients``."""
         messages = self.messages
-        w = w.view()
-        w.flags.writeable = False
         keys = [(group, chunk.batch, chunk.repeat) for group in messages.parts(chunk)]
         for key in keys:
             if key not in gradients:  # a copy: the problem may reuse its buffer

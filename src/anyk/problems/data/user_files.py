@@ -109,6 +109,7 @@ def from_file(
     content = reader(file, settings)
     y, task_read, classes = read_target(content.y, task, content.target)
     data = assemble(content.X, y, task_read, classes, test=test, seed=seed, X_test=content.X_test)
+    _notice_unseen(data, file, settings, given=content.X_test is not None)
     among = f" ({listed(classes)})" if classes else ""
     width = data.X_train.shape[1]
     wide = f"{width:,} column{'s' * (width != 1)}" + " and an intercept" * intercept
@@ -124,6 +125,20 @@ def from_file(
     encoding = replace(content.encoding, words=content.y.dtype.kind not in "fiub", format=stated)
     standardize = intercept and not svmlight
     return replace(data, intercept=intercept, standardize=standardize, encoding=encoding, summary=summary)
+
+
+def _notice_unseen(data: Dataset, file: Path, settings: FileSettings, *, given: bool) -> None:
+    """Report a class that held-out rows alone have; raise BadInput if they were ``given`` as such."""
+    if data.task != "multiclass":
+        return
+    unseen = np.setdiff1d(data.y_test, data.y_train)
+    if not unseen.size:
+        return
+    named = listed([data.classes[int(code)] for code in unseen] if data.classes else list(map(str, unseen)))
+    sentence = f"held-out rows of {shown(file)} have labels that no training row has: {named}"
+    if given:
+        raise BadInput(f"{sentence}; correct them in y_test, or give rows of these classes in y")
+    settings.say(f"{sentence}; the model cannot learn them, and if they are misspelt, they are wrong classes")
 
 
 def _check_formats(file: Path, extension: str, of_tables: dict[str, str | tuple[str, ...] | None], header: str) -> None:

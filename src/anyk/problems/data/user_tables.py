@@ -78,6 +78,7 @@ def content_of(table: Table, file: Path, settings: FileSettings, *remarks: str) 
         settings,
     )
     _notice_missing(shown(names[target]), y, file, settings, remedy="leave out these rows if it does")
+    _notice_thousands(shown(names[target]), y, file, settings)
     described, values = [], []
     for i in features:
         column, cells = _read_column(table, i, kinds.get(i), file, settings)
@@ -93,7 +94,13 @@ def content_of(table: Table, file: Path, settings: FileSettings, *remarks: str) 
         if gaps := sum(int(missing_values(cells).sum()) for cells in numbers):
             remarks += (f"{gaps:,} missing value{'s' * (gaps != 1)} filled in by {settings.fill}",)
     columns = Encoding.fitted(described, values, rows, settings.fill, shown(file))
-    encoding = Encoding(columns, table.header, label=names[target], missing=settings.cells.missing)
+    encoding = Encoding(
+        columns,
+        table.header,
+        label=names[target],
+        missing=settings.cells.missing,
+        file_columns=0 if table.header else len(names),
+    )
     plain_columns = tuple(replace(column, date=False, unit=None) for column in columns)  # as values are read already
     for i, column, cells in zip(features, columns, values, strict=True):
         if column.categories:
@@ -191,6 +198,8 @@ def _target(y: Array, kind: Kind | None, name: str, where: str, settings: FileSe
         y = read_dates(y, where)
     elif kind == "number":
         y = read_numbers(y, where)[0]
+    elif kind == "text" and y.dtype.kind == "f":
+        raise BadInput(f"{where} has numbers in the file, not text; save them as text")
     check_complete(y, where)
     if y.dtype.kind != "O" or kind == "text":
         return y
@@ -252,24 +261,30 @@ def _notice(column: Column, cells: Array, raw: Array, file: Path, settings: File
                 f"column '{name}' of {file.name} has codes such as '{shown(code)}', so its values are categories; "
                 f"numbers={name} makes them numbers"
             )
-    if column.date or column.unit is not None:
+    if column.date:
         return
-    if like_dates_in_digits(cells):
+    if column.unit is None and like_dates_in_digits(cells):
         settings.say(
             f"a guess: column '{name}' of {file.name} is learned from as numbers, although they look like dates, such "
             f"as {np.nanmax(cells):.0f}; dates={name} counts days, {remedy}"
         )
-    elif like_an_identifier(cells) or (long_numbers(cells) and like_an_identifier(raw)):
+    elif column.unit is None and (like_an_identifier(cells) or (long_numbers(cells) and like_an_identifier(raw))):
         settings.say(
             f"a guess: column '{name}' of {file.name} is learned from, although nearly every row has another value, "
             f"like an identifier; {remedy}"
         )
-    elif like_thousands(cells):
+    else:
+        _notice_thousands(name, cells, file, settings)
+    _notice_missing(name, cells, file, settings)
+
+
+def _notice_thousands(name: str, cells: Array, file: Path, settings: FileSettings) -> None:
+    """Report numbers whose decimal points may separate thousands."""
+    if like_thousands(cells):
         settings.say(
             f"a guess: column '{name}' of {file.name} has decimal points, although its numbers look as if points "
             f"separated thousands, such as {np.nanmin(cells[cells % 1 != 0]):g}; write numbers without separators if so"
         )
-    _notice_missing(name, cells, file, settings)
 
 
 def _notice_missing(name: str, cells: Array, file: Path, settings: FileSettings, *, remedy: str = "") -> None:

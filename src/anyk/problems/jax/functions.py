@@ -165,7 +165,7 @@ class JaxProblem(NetworkProblem):
         if workers == "numpy":
             _check_without_jax(self._network, self.changing_values, platform)
         samples = data_of(data, "the data", self.dtype)
-        self._set_samples(samples, None if held_out is None else data_of(held_out, "held_out", self.dtype))
+        self._set_samples(samples, None if held_out is None else data_of(held_out, "held_out", self.dtype, samples))
         if workers == "numpy" and not self._data.in_memory:
             raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
         self._set_weights(weights, held_out_weights, sampling)

@@ -272,8 +272,11 @@ class TreeForm:
         return jax.tree.unflatten(jax.tree.structure(self._empty), arrays)
 
 
-def data_of(data: object, name: str, dtype: DType) -> Samples:
-    """Return a user's data as samples; raise :class:`~anyk.BadInput` if that is impossible."""
+def data_of(data: object, name: str, dtype: DType, training: Samples | None = None) -> Samples:
+    """Return a user's data as samples; raise :class:`~anyk.BadInput` if that is impossible.
+
+    Held-out shards have the columns of ``training``.
+    """
     import jax
 
     if isinstance(data, Stream):
@@ -281,7 +284,8 @@ def data_of(data: object, name: str, dtype: DType) -> Samples:
             raise BadInput(ENDS)
         return StreamSamples(data, partial(_stacked, dtype))
     if isinstance(data, Shards):
-        return ShardSamples(data, partial(_converted, dtype), NamedForm)
+        trained = training if isinstance(training, ShardSamples) else None
+        return ShardSamples(data, partial(_converted, dtype), NamedForm, training=trained)
     if any(base.__name__ == "DataLoader" for base in type(data).__mro__):  # torch need not be installed
         raise BadInput(
             f"{name} is a DataLoader, which only a TorchProblem takes; give a pytree of arrays, and the strategy the "

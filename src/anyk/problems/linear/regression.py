@@ -31,6 +31,7 @@ from anyk.problems.linear.scaling import (
     extremes,
     in_units,
     model_columns,
+    names_of_columns,
     penalty_factors,
     row_weights,
     uneven_columns,
@@ -39,7 +40,7 @@ from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.watch import DATA, REMEDY_OF_PROBLEM, CodeWatch, Computing, rounding, sketch_of_problem
-from anyk.tables import Encoding, check_sizes, is_sparse, merged
+from anyk.tables import Column, Encoding, check_sizes, is_sparse, listed, merged
 
 _SQUARED_IN_SINGLE = 1e12  # larger numbers may have squares whose sum is infinite in single precision
 _BOTH = "give X_test and y_test together, or neither"
@@ -123,6 +124,9 @@ class LinearProblem(ProblemAbilities):
             _check_arrays(y, X_test, fill)
             self.uneven = build_split(split, None if self.labelled else "regression has numbers to predict")
             design = design_of(X, "X")
+            names = names_of_columns(X)
+            if names:
+                self.encoding = Encoding(tuple(map(Column, names)), named=True)
             self.samples = int(design.shape[0])
             self.classes = self._read_classes(classes)
             self.y = self._read_targets(array_of(y, "y"), self.samples, "y")
@@ -190,11 +194,21 @@ class LinearProblem(ProblemAbilities):
             raise BadInput(_BOTH)
         if X_test is None:
             return
-        held_out = design_of(X_test, "X_test")
+        held_out = design_of(self._in_order(X_test), "X_test")
         if held_out.shape[1] != columns:
             raise BadInput(f"X_test has {held_out.shape[1]} columns, {others} {columns}; they must agree")
         self.y_test = self._read_targets(array_of(y_test, "y_test"), held_out.shape[0], "y_test")
         self.X_test = model_columns(held_out, self.scaling, self.intercept)
+
+    def _in_order(self, X_test: Any) -> Any:
+        """Return held-out rows with the columns of the training rows by name, if both have names."""
+        names = names_of_columns(X_test)
+        trained = [column.name for column in self.encoding.columns]
+        if not (names and self.encoding.named) or list(names) == trained:
+            return X_test
+        if sorted(names) != sorted(trained):
+            raise BadInput(f"X_test has the columns {listed(names)}, X has {listed(trained)}; they must agree")
+        return X_test[trained]
 
     def uneven_columns(self) -> str | None:
         """Return a sentence on columns whose sizes differ by more than a factor of 1,000, unless they are scaled."""

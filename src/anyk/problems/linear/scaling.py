@@ -29,7 +29,7 @@ def design_of(X: Any, name: str) -> Any:
         if X.ndim != 2:
             raise BadInput(f"{name} must be a table (rows x columns), got shape {X.shape}")
         values = X
-    if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool) or np.iscomplexobj(values):
+    if values.dtype.kind not in "biuf":
         raise BadInput(f"{name} must hold numbers, got {values.dtype}")
     if values.dtype != np.float32:
         X = X.astype(float, copy=False)
@@ -38,6 +38,12 @@ def design_of(X: Any, name: str) -> Any:
         raise BadInput(f"{name} has {bad} values that are NaN or infinite; drop or fill those rows first")
     check_sizes(X, name)
     return X if is_sparse else np.ascontiguousarray(X)
+
+
+def names_of_columns(X: object) -> tuple[str, ...]:
+    """Return the names of a data frame's columns, if all are text and differ; else none."""
+    names = list(getattr(X, "columns", ())) if hasattr(X, "iloc") else []
+    return tuple(names) if len(set(names)) == len(names) and all(isinstance(name, str) for name in names) else ()
 
 
 def array_of(values: Any, name: str) -> Any:

@@ -24,11 +24,22 @@ from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, PartitionSamples, SampleBatch
 from anyk.problems.data.shards.shard_samples import BlockArrays, BlockSamples
 from anyk.problems.data.shards.sources import Shards
-from anyk.problems.data.shards.survey import Moments, Survey, places_of, plain, survey
+from anyk.problems.data.shards.survey import Moments, Survey, like_training, places_of, plain, survey
 from anyk.problems.data.streams import Stream, StreamSamples
 from anyk.problems.linear.row_partitions import as_matrix, losses_of, slope_of
 from anyk.problems.linear.scaling import Scaling, encode_labels, model_columns
-from anyk.tables import Column, Encoding, Table, check_categories, codes_of, is_sparse, listed, rows_text, shown
+from anyk.tables import (
+    Column,
+    Encoding,
+    Table,
+    check_categories,
+    check_complete,
+    codes_of,
+    is_sparse,
+    listed,
+    rows_text,
+    shown,
+)
 
 _SQUARE = 1024  # columns up to which the curvature is computed, and not only bounded
 Labels = tuple[float | str, ...]
@@ -64,6 +75,9 @@ class Design:
 
     def _targets(self, y: Array, where: str) -> Vector:
         if not self.labels:
+            if y.dtype.kind not in "biuf":
+                raise BadInput(f"the target of {where} holds text, and that of the training rows numbers")
+            check_complete(y, f"the target of {where}")
             return y.astype(self.dtype)
         codes = codes_of(y, self.labels)
         if (codes < 0).any():
@@ -133,6 +147,7 @@ class ShardRows(BlockSamples):
 
     def held_out(self, shards: Shards) -> ShardRows:
         """Return the rows of other shards, with the columns and labels of these."""
+        shards = like_training(shards, self.shards, self.names)
         return ShardRows(replace(self.design, shards=shards), survey(shards, "rows"), self._moments)
 
     def convert(self, content: Table, where: str) -> BlockArrays:
@@ -219,7 +234,12 @@ def _encoding(shards: Shards, survey_result: Survey, fill: str | None, where: st
             counts = {**words, "": rows - present} if present < rows else dict(words)
             columns.append(Column(names[index], tuple(sorted(counts)), "" if "" in counts or fill else None))
             moments_of.append(_of_counts([counts[word] for word in sorted(counts)], rows))
-    encoding = Encoding(tuple(columns), bool(survey_result.header), label=names[target])
+    encoding = Encoding(
+        tuple(columns),
+        bool(survey_result.header),
+        label=names[target],
+        file_columns=0 if survey_result.header else len(names),
+    )
     return encoding, Moments(*map(np.concatenate, zip(*moments_of, strict=True))), encoding.width
 
 

@@ -257,7 +257,7 @@ class TorchProblem(NetworkProblem):
         self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
         held_out_samples, held_out_given = None, getattr(held_out, "dataset", held_out)
         if held_out is not None:
-            held_out_samples = _held_out_samples(held_out, self.dtype, reading.evaluated)
+            held_out_samples = _held_out_samples(held_out, self.dtype, reading.evaluated, data)
         elif eval_transform is not None and not isinstance(data.head, Items):
             reading.evaluated.refuse_arrays("the data set", "arrays or shards")
         self._set_samples(data, held_out_samples)
@@ -671,7 +671,7 @@ class TorchProblem(NetworkProblem):
         return 1 if alone else self._microbatch or DEFAULT_MICROBATCH
 
 
-def _held_out_samples(held_out: Any, dtype: DType, reading: ItemReading) -> Samples:
+def _held_out_samples(held_out: Any, dtype: DType, reading: ItemReading, training: Samples) -> Samples:
     """Return a user's held-out data, perhaps in a loader, as samples."""
     if is_loader(held_out):
         loaded = read_loader(held_out, "held_out")
@@ -681,7 +681,7 @@ def _held_out_samples(held_out: Any, dtype: DType, reading: ItemReading) -> Samp
                 "once each; leave the sampler out, and give held_out_weights if they count differently"
             )
         held_out, reading = loaded.data, reading._replace(collate=loaded.collate)
-    return finite_samples_of(held_out, "held_out", dtype, reading)
+    return finite_samples_of(held_out, "held_out", dtype, reading, training)
 
 
 def _set_processes(data: Samples, processes: int, *, from_loader: bool) -> None:

@@ -287,15 +287,18 @@ def samples_of(data: object, name: str, dtype: DType, reading: ItemReading) -> S
     return finite_samples_of(data, name, dtype, reading)
 
 
-def finite_samples_of(data: Any, name: str, dtype: DType, reading: ItemReading) -> Samples:
-    """Return the same as :func:`samples_of`, but refuse streams."""
+def finite_samples_of(
+    data: Any, name: str, dtype: DType, reading: ItemReading, training: Samples | None = None
+) -> Samples:
+    """Return the same as :func:`samples_of`, but refuse streams; held-out shards have the columns of ``training``."""
     from torch.utils.data import IterableDataset
 
     if isinstance(data, Stream | IterableDataset):
         raise BadInput(ENDS)
     if isinstance(data, Shards):
         reading.refuse_arrays(name, "shards of arrays")
-        samples = ShardSamples(data, partial(_as_arrays, dtype), Tensors)
+        trained = training if isinstance(training, ShardSamples) else None
+        samples = ShardSamples(data, partial(_as_arrays, dtype), Tensors, training=trained)
         if samples.named and not reading.free:
             raise BadInput(f"the files of {name} hold arrays by name; {_NAMED}")
         return samples

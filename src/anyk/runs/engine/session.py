@@ -33,7 +33,10 @@ def session(
     >>> driver.step, driver.ledger.counts.counted
     (4, 12)
     """
+    if driver.cluster.in_run:
+        raise BadInput("the cluster is in use by another run, which has not ended; give this run a cluster of its own")
     started = False
+    driver.cluster.in_run = True
     try:
         with _enough_files(driver.cluster.workers), driver.cluster:
             driver.open(tell)
@@ -52,6 +55,8 @@ def session(
         if started:
             driver.settle()
         raise
+    finally:
+        driver.cluster.in_run = False
     driver.settle()
 
 

@@ -67,6 +67,8 @@ class Updates:
                 f"decoding step {version} would amplify the rounding of {problem.dtype} replies {command.gain:.1e} "
                 f"times; use {'float64 data or ' if problem.dtype == np.float32 else ''}a repetition code"
             )
+        if command.divisor not in ("all", "counted"):
+            raise RunFailed(f"a step divides by 'all' samples or by those 'counted', got {command.divisor!r}")
         penalty = penalty_of(problem)
         by_coordinate = penalty if isinstance(penalty, np.ndarray) else None
         plan = StepPlan(

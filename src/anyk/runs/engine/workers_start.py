@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import reprlib
+
 import numpy as np
 
 from anyk.base.errors import BadInput
@@ -22,6 +24,7 @@ def partitions_of(problem: Problem, layout: Layout, *, copied: bool, compared: b
     # custom problems need no parameter for shares unless a strategy has them
     shares = () if layout.shares is None else (layout.shares,)
     partitions = problem.split(layout.partitions, *shares)
+    _check_sizes(problem, partitions, layout.partitions)
     penalty = penalty_of(problem)
     if layout.inner is not None and isinstance(penalty, np.ndarray):
         partitions.penalty = penalty  # type: ignore[attr-defined]  # an optional member
@@ -35,6 +38,28 @@ def partitions_of(problem: Problem, layout: Layout, *, copied: bool, compared: b
         if layout.voting and partition_abilities(partitions).tolerance:
             partitions.tolerance = 0.0  # type: ignore[attr-defined]  # it outvotes a worker that differs
     return partitions
+
+
+def _check_sizes(problem: Problem, partitions: Partitions, number: int) -> None:
+    """Raise :class:`~anyk.BadInput` unless a problem was split into so many partitions, which have all its samples."""
+    for member in ("sizes", "dtype", "dimension", "partial_gradient", "support", "load"):
+        if not hasattr(partitions, member):
+            raise BadInput(f"split({number}) of the problem gave a {type(partitions).__name__}, which has no {member}")
+    sizes = list(partitions.sizes)
+    if len(sizes) != number or min(sizes) < 1 or sum(sizes) != problem.samples:
+        raise BadInput(
+            f"split({number}) of the problem must give {number} partitions of at least one sample, of "
+            f"{problem.samples} samples in all; its sizes are {reprlib.repr(sizes)}, in all {sum(sizes)}"
+        )
+    if not np.dtype(problem.dtype).isnative:
+        raise BadInput(
+            f"the numbers of the problem ({np.dtype(problem.dtype).str}) have their bytes in another order than this "
+            "machine's; convert them, as by array.astype(array.dtype.newbyteorder('='))"
+        )
+    if partitions.dimension != problem.dimension:
+        raise BadInput(
+            f"partitions of the problem have {partitions.dimension} coordinates, and the problem {problem.dimension}"
+        )
 
 
 def replicated(layout: Layout) -> bool:
@@ -58,7 +83,7 @@ def local_of(layout: Layout, problem: Problem | None, optimizer: Optimizer | Non
     local = Local(
         optimizer=layout.inner or optimizer.spec,
         rate=optimizer.rate.spec,
-        penalty=0.0 if isinstance(penalty, np.ndarray) else penalty,
+        penalty=None if isinstance(penalty, np.ndarray) else penalty,
     )
     build_optimizer(local.optimizer, lr=local.rate)  # an invalid optimiser is reported here, and not by the workers
     return local

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from anyk.base.arrays import Vector
+from anyk.base.arrays import Vector, read_only
 from anyk.base.errors import BadInput, RunFailed, describe_error
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import PINNED
@@ -179,6 +179,7 @@ class Evaluator:
                 self._returned.append(self._borrowed.pop(0))
 
     def _evaluate(self, slot: str, version: int, time: float, w: Vector) -> None:
+        w = read_only(w)
         with np.errstate(over="ignore", invalid="ignore"):  # a model may be about to diverge
             problem = self._problem_at(slot, self._values.pop((slot, version), None))
             metrics, loss = dict[str, float](), None
@@ -214,7 +215,7 @@ class Evaluator:
         if newest == version or self._off:
             return metrics
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._problem_at(slot, values).metrics(w)
+            return self._problem_at(slot, values).metrics(read_only(w))
 
     def _evaluate_sometimes(self) -> None:
         pause_until = 0.0  # until then the thread only copies versions

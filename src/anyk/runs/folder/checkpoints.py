@@ -50,7 +50,8 @@ def save(folder: Path, encoded: str, vectors: Vectors, *, name: str = NAME) -> s
 
     target = folder / name
     try:
-        arrays = {key: np.ascontiguousarray(vector) for key, vector in vectors.items()}
+        # stored as this machine's numbers, whatever their order of bytes was
+        arrays = {key: np.ascontiguousarray(v, v.dtype.newbyteorder("=")) for key, v in vectors.items()}
         digest = _digest(encoded, arrays)
         with replacing(target) as unfinished:
             save_file(arrays, unfinished, metadata={"state": encoded, "digest": digest})

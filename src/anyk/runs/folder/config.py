@@ -44,6 +44,8 @@ class Digests(msgspec.Struct, frozen=True, omit_defaults=True):
     files and modules that the configuration names, of plug-ins, and of what these import from their own folder.
     ``plugins``: paths of the plug-ins. ``installed``: installed distributions whose plug-ins the run uses, as "name
     version", with SHA-256 of their code. ``predictor``: SHA-256 of the file with which the model predicts.
+    ``l2``: the problem's. ``gradient``: numbers that represent the gradient of a few samples of a problem without a
+    recipe (:func:`~anyk.problems.watch.gradient_mark`).
     """
 
     data: str | None = None
@@ -53,6 +55,8 @@ class Digests(msgspec.Struct, frozen=True, omit_defaults=True):
     plugins: list[str] = []
     installed: dict[str, str] = {}
     predictor: str | None = None
+    l2: float | None = None
+    gradient: list[float] = []
 
 
 class DataRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -21,14 +21,21 @@ from anyk.base.specs import absolute
 from anyk.clusters import Cluster
 from anyk.problems import data_digest
 from anyk.problems.base import Problem
+from anyk.problems.watch import gradient_mark, same_gradient
 from anyk.runs.folder.config import Config, Digests, Recipe, SharedConfig, recipe_of
 from anyk.runs.folder.promise import torch_named, without_none
+
+_ANOTHER = (
+    "give the problem with which it began, or start another run from its model with begin= (on the command line --from)"
+)
 
 
 def digests_of(problem: Problem, cluster: Cluster, config: SharedConfig) -> Digests:
     """Return the digests to store in a folder's configuration."""
     return Digests(
         data=data_digest(problem),
+        l2=float(problem.l2),
+        gradient=gradient_mark(problem) if recipe_of(problem) is None else [],
         traces=dict(traces_of((cluster.delays, cluster.communication))),
         code=_code_digests([*sorted(_code_named(config)), *map(str, plugins())]),
         plugins=list(map(str, plugins())),
@@ -75,6 +82,10 @@ def check_problem(config: SharedConfig, problem: Problem, of: str) -> None:
         what = f"'{name}' has" if name else "the problem's data set has"
         digest = str(data_digest(problem))
         _check_digest(f"{what} changed since {of} began", digest, config.digests.data, "the data's digest")
+    if config.digests.l2 not in (None, float(problem.l2)):
+        raise BadInput(f"{of} began with l2 {config.digests.l2}, and the problem has {float(problem.l2)}; {_ANOTHER}")
+    if config.digests.gradient and not same_gradient(config.digests.gradient, gradient_mark(problem), problem.dtype):
+        raise BadInput(f"the problem computes other gradients of the same data than when {of} began; {_ANOTHER}")
 
 
 def files_of(specs: Iterable[str]) -> dict[str, str]:

@@ -87,7 +87,10 @@ def rebuild(
         admitted = admitted_problem(config, of, problem)
         if admitted is None:
             raise BadInput(f"the problem of '{folder}' was made in Python; give it again: {call}(path, problem=…)")
-        optimizer = optimizer or build_optimizer(config.optimizer, lr=config.lr)
+        if optimizer is None:
+            optimizer = build_optimizer(config.optimizer, lr=config.lr)
+        else:
+            _check_optimizer(config, optimizer, of)
         built = build_cluster(
             config.cluster if cluster is None else cluster,
             workers=config.workers.most,
@@ -97,6 +100,16 @@ def rebuild(
         )
     check_traces(config, built, of)
     return Rebuilt(admitted, optimizer, built)
+
+
+def _check_optimizer(config: SharedConfig, optimizer: Optimizer, of: str) -> None:
+    """Raise :class:`~anyk.BadInput` if an optimiser is not the one that a configuration names."""
+    for what, before, now in (("optimizer", config.optimizer, optimizer.spec), ("lr", config.lr, optimizer.rate.spec)):
+        if now != before:
+            raise BadInput(
+                f"{of} has {what} '{before}', got '{now}', and a run that continues keeps what it began with; start "
+                "another from its model with begin= (on the command line --from)"
+            )
 
 
 def admitted_problem(config: SharedConfig, of: str, problem: Problem | None, *, needed: bool = True) -> Problem | None:

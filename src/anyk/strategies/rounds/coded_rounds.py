@@ -141,7 +141,8 @@ class Rounds(CodeInUse):
         return self._covered(s)
 
     def on_alarm(self, state: RoundState, event: Alarm) -> Commands:
-        if state.ending is None and self.enough.enough(Waiting(state, self.code.messages)):
+        # without any reply there is nothing to step by: the first one is waited for
+        if state.ending is None and state.task_of and self.enough.enough(Waiting(state, self.code.messages)):
             return self._step(state)
         return self._waited(state)
 

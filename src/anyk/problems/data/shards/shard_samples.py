@@ -14,7 +14,7 @@ from anyk.base.plain import ByName
 from anyk.problems.base import some_rows, stacked
 from anyk.problems.data.sample_batches import Arrays, Batch, Form, Rows, SampledOnce
 from anyk.problems.data.shards.sources import Shards, format_of
-from anyk.problems.data.shards.survey import Survey, arrays_of, survey
+from anyk.problems.data.shards.survey import Survey, arrays_of, like_training, survey
 from anyk.tables import Table, is_sparse, shown
 
 BlockArrays = tuple[Any, ...]  # with equal first axis
@@ -30,6 +30,7 @@ class BlockSamples(SampledOnce):
         super().__init__()
         self.shards, self.form = shards, form
         self._blocks, self._text, self._header = survey.blocks, set(survey.words), survey.header
+        self.names = survey.names  # of a table's columns, with the target
         self._ends = np.cumsum([0, *(rows for *_, rows in survey.blocks)])
         self._cache: OrderedDict[int, BlockArrays] = OrderedDict()
         self._bytes = 0
@@ -125,12 +126,25 @@ class ShardSamples(BlockSamples):
     """Samples of shards for networks; the first 32 are in memory.
 
     ``form``: makes the form of batches from the arrays' names; None if they are the inputs and then the target.
+    ``training``: the samples whose columns and target these have, for held-out ones.
     """
 
-    def __init__(self, shards: Shards, convert: Convert, form: Callable[[tuple[str, ...] | None], Form]) -> None:
+    whole: bool  # whether targets are integers
+
+    def __init__(
+        self,
+        shards: Shards,
+        convert: Convert,
+        form: Callable[[tuple[str, ...] | None], Form],
+        training: ShardSamples | None = None,
+    ) -> None:
+        if training is not None:
+            shards = like_training(shards, training.shards, training.names)
         facts = survey(shards, "arrays")
+        if training is not None and not training.shards.read and facts.names:
+            facts.whole = training.whole
         self._names = tuple(name for name, *_ in facts.head)
-        self._whole, self._convert = facts.whole, convert
+        self.whole, self._convert = facts.whole, convert
         self.named = not self._names[0].isdigit()  # arrays with names, not the inputs and then the target
         super().__init__(shards, facts, form(self._names if self.named else None))
         head = {
@@ -156,6 +170,9 @@ class ShardSamples(BlockSamples):
 
     def _typed(self, named: dict[str, Array], where: str) -> BlockArrays:
         """Return arrays, in their order, in the problem's number types."""
-        if self._whole:
-            named["1"] = named["1"].astype(np.int64)  # all numbers of tables are float64
+        if self.whole:
+            target = named["1"]  # all numbers of tables are float64
+            if (target != np.floor(target)).any():
+                raise BadInput(f"the target of {where} has decimals, and training rows have whole numbers only")
+            named["1"] = target.astype(np.int64)
         return tuple(self._convert(named, where).values())

@@ -38,6 +38,7 @@ from anyk.tables import (
     read_parquet,
     reading,
     shown,
+    stored_index,
 )
 
 _KINDS: dict[str, Literal["parquet", "csv"]] = {".parquet": "parquet", ".csv": "csv"}
@@ -302,10 +303,11 @@ class _Parquet(Format):
             with reading(self._address, "Parquet"), parquet.ParquetFile(file, pre_buffer=False) as parquet_file:
                 facts, schema = parquet_file.metadata, parquet_file.schema_arrow
                 rows = [facts.row_group(i).num_rows for i in range(facts.num_row_groups)]
-            names = list(map(str, schema.names))
-            self.whole = bool(
-                types.is_integer(schema.field(target_column(names, self._address, self._shards.target)[0]).type)
-            )
+            index = stored_index(schema.metadata)  # which the columns of a block lack
+            places = [i for i, name in enumerate(schema.names) if name not in index]
+            names = [str(schema.names[i]) for i in places]
+            target = places[target_column(names, self._address, self._shards.target)[0]]
+            self.whole = bool(types.is_integer(schema.field(target).type))
             for group, count in enumerate(rows):
                 if count:
                     wanted = deep or sum(rows[:group]) < HEAD

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self
 
@@ -245,11 +246,27 @@ def places_of(shards: Shards, names: Sequence[str], where: str) -> tuple[list[in
             raise BadInput(f"{where} has {list(names).count(repeated)} columns '{shown(repeated)}'; rename one")
         return [i for i in range(len(names)) if i != target], target
     for name in shards.columns:
+        if list(names).count(name) > 1:
+            raise BadInput(f"{where} has {list(names).count(name)} columns '{shown(name)}'; rename one")
         if name not in names:
             raise BadInput(f"{where} has no column '{shown(name)}'; its columns: {listed(names)}")
         if names.index(name) == target:
             raise BadInput(f"column '{shown(name)}' is the target; leave it out of columns")
     return [names.index(name) for name in shards.columns], target
+
+
+def like_training(held_out: Shards, training: Shards, names: Sequence[str]) -> Shards:
+    """Return held-out shards whose target and columns are those of the training shards, by name.
+
+    ``names``: of the training files' columns, with the target; empty for arrays that ``read`` returns.
+    """
+    if held_out.read is not None or not names:
+        return held_out
+    columns, target = places_of(training, names, shown(training.resolved_files[0].address))
+    stated = held_out.target
+    if stated is not None and stated in names and stated != names[target]:
+        raise BadInput(f"the target of held_out is '{shown(stated)}', but the model learns '{shown(names[target])}'")
+    return replace(held_out, target=names[target], columns=[names[i] for i in columns])
 
 
 def _names_of(shards: Shards, content: Table, where: str) -> list[str]:
