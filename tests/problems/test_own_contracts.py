@@ -258,6 +258,109 @@ def test_a_cluster_is_in_one_run_at_a_time() -> None:
     anyk.train(Squares(), "uncoded", cluster, steps=3, optimizer="gd:lr=0.05")
 
 
+@pytest.mark.parametrize("strategy", ["uncoded", "frc:load=2"])
+def test_half_precision_is_summed_on_several_workers(strategy: str) -> None:
+    class Half(Squares):
+        dtype = np.dtype("f2")
+
+        def split(self, partitions: int, shares: Any = None) -> Any:
+            made = super().split(partitions, shares)
+            made.dtype = self.dtype
+            return made
+
+    assert train(Half(), strategy).model == pytest.approx(train(Squares(), strategy).model, rel=0.02, abs=0.02)
+
+
+@pytest.mark.parametrize("initial", [np.ones(3), np.ones((4, 1)), None, np.ones(4, complex), ["a"] * 4])
+def test_the_initial_model_is_real_numbers(initial: Any) -> None:
+    class Other(Squares):
+        def initial(self) -> Any:
+            return initial
+
+    with pytest.raises(BadInput, match=r"initial\(\) of the problem must give 4 real numbers, got"):
+        train(Other())
+    with pytest.raises(BadInput, match=r"initial\(\) of the problem must give 4 real numbers, got"):
+        list(anyk.rounds(Other(), "uncoded", Simulated(2), steps=3))
+
+
+@pytest.mark.parametrize("value", [np.ones(4), "1.0", None, 1j])
+@pytest.mark.parametrize("method", ["loss", "metrics"])
+def test_a_loss_and_metrics_are_numbers(method: str, value: Any) -> None:
+    class Other(Squares):
+        def metrics(self, w: Any) -> dict[str, float]:
+            return {"mse": 0.0}
+
+    setattr(Other, method, lambda self, w: value if method == "loss" else {"mse": value})
+    what = r"loss\(w\)" if method == "loss" else r"'mse' in metrics\(w\)"
+    with pytest.raises((BadInput, RunFailed), match=f"{what} of the problem must give a number, got"):
+        train(Other())
+
+
+@pytest.mark.parametrize("value", [None, [1.0]])
+def test_metrics_are_numbers_by_name(value: Any) -> None:
+    class Other(Squares):
+        def metrics(self, w: Any) -> Any:
+            return value
+
+    with pytest.raises((BadInput, RunFailed), match=r"metrics\(w\) of the problem must give a dictionary of numbers"):
+        train(Other())
+
+
+def test_a_loss_of_a_library_is_a_number(tmp_path: Any) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Other(Squares):
+        def loss(self, w: Any) -> Any:
+            return torch.tensor(Squares.loss(self, w), dtype=torch.float64)
+
+        def metrics(self, w: Any) -> Any:
+            return {"mse": np.float32(2 * Squares.loss(self, w))}
+
+    run = train(Other(), out=tmp_path / "run")
+    assert run.loss == pytest.approx(train(Squares()).loss)
+    run.close()
+
+
+class Slotted(Rows):
+    """Its rows are in a slot, deep inside, and in a file."""
+
+    __slots__ = ("deep", "mapped")
+
+    def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
+        gradient = super().partial_gradient(partition, w, rows)
+        self.write()
+        return gradient
+
+    def write(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("where", ["slot", "file"])
+def test_data_in_slots_and_files_are_protected_too(where: str, tmp_path: Any) -> None:
+    np.save(tmp_path / "rows.npy", X)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r+")
+
+    class Writing(Slotted):
+        def __init__(self, ends: Any) -> None:
+            super().__init__(ends)
+            if where == "slot":
+                self.deep = {"a": [{"b": ({"c": [X.copy()]},)}]}
+            else:
+                self.mapped = mapped
+
+        def write(self) -> None:
+            if where == "slot":
+                self.deep["a"][0]["b"][0]["c"][0][0] = 1.0
+            else:
+                self.mapped[0] = 1.0
+
+    problem = Squares()
+    problem.kind = Writing
+    with pytest.raises(RunFailed, match="a gradient must not change its data"):
+        train(problem)
+    assert np.array_equal(np.load(tmp_path / "rows.npy"), X)
+
+
 def test_a_problem_of_numbers_in_another_order_of_bytes_is_refused() -> None:
     problem = Squares()
     problem.dtype = np.dtype(">f8")

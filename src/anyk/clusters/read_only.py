@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from anyk.problems.base import Partitions
 from anyk.problems.many import ManyPartitions
 
-_DEEPEST = 5  # attributes of attributes and entries of containers
+_DEEPEST = 8  # attributes of attributes and entries of containers
 _OWN = "anyk."  # anyk's own classes do not change their data
 ADVICE = "a gradient must not change its data, which all workers share: change a copy"
 
@@ -21,7 +22,8 @@ class ReadOnlyData:
     """Makes the NumPy arrays of partitions read-only in a ``with`` block.
 
     These are the arrays that the partitions refer to when this object is made, in attributes, lists, tuples and
-    dictionaries. Arrays that ``load`` or a gradient makes later, such as memory to compute in, stay writable.
+    dictionaries; tensors and data frames stay as they are. Arrays that ``load`` or a gradient makes later, such as
+    memory to compute in, stay writable.
     """
 
     def __init__(self, partitions: Partitions) -> None:
@@ -46,7 +48,7 @@ def _arrays(value: Any, depth: int, seen: set[int]) -> Iterator[np.ndarray[Any, 
         return
     seen.add(id(value))
     if isinstance(value, np.ndarray):
-        if value.flags.writeable and (value.base is None or type(value.base) is np.ndarray):
+        if value.flags.writeable and (value.base is None or isinstance(value.base, (np.ndarray, mmap.mmap))):
             yield value
         return
     members: Any = ()
@@ -55,9 +57,16 @@ def _arrays(value: Any, depth: int, seen: set[int]) -> Iterator[np.ndarray[Any, 
     elif isinstance(value, (list, tuple)):
         members = value
     elif not isinstance(value, (type, ModuleType, FunctionType, MethodType)) and not _library(value):
-        members = getattr(value, "__dict__", {}).values()
+        slots = [name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name)]
+        members = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name) for name in slots)]
     for member in list(members):
         yield from _arrays(member, depth + 1, seen)
+
+
+def _slots_of(kind: type) -> Sequence[str]:
+    """Return the names of the attributes that a class declares as slots."""
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _library(value: object) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.base.arrays import DType, Vector
+from anyk.base.arrays import Array, DType, Vector
 from anyk.base.errors import BadInput
 from anyk.base.keyed import keyed_generator
 from anyk.base.plain import ByName
@@ -320,6 +320,19 @@ def ensure_problem(problem: object) -> None:
                 f"data ({type(problem).__name__} of shape {tuple(problem.shape)}); make a problem of it and its targets"
             )
         raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {description}")
+
+
+def initial_of(problem: Problem) -> Array:
+    """Return a problem's initial model; raise :class:`~anyk.BadInput` unless it is real numbers, one a coordinate."""
+    given: Any = problem.initial()
+    initial: Array = np.asanyarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given)
+    real = initial.dtype.kind in "biuf" and not isinstance(initial, np.ma.MaskedArray)
+    if not real or initial.shape != (problem.dimension,):
+        raise BadInput(
+            f"initial() of the problem must give {problem.dimension:,} real numbers, got {type(given).__name__} of "
+            f"shape {initial.shape} ({initial.dtype})"
+        )
+    return initial
 
 
 def penalty_of(problem: Problem) -> float | Vector:

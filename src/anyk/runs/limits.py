@@ -13,7 +13,7 @@ from anyk.base.checks import AtLeastOne, typed
 from anyk.base.errors import BadInput, RunFailed, explaining
 from anyk.base.specs import Spec, parse_spec
 from anyk.clusters import Cluster
-from anyk.problems.base import Problem, abilities_of
+from anyk.problems.base import Problem, abilities_of, initial_of
 from anyk.problems.data.streams import NO_PASS
 from anyk.problems.many import each_of
 from anyk.protocol import Strategy
@@ -180,5 +180,6 @@ def plan(strategy: Strategy, steps: int | None, first_step: int = 0) -> Strategy
 
 def first_metrics(problem: Problem) -> dict[str, float]:
     """Return the metrics of the initial model; raise :class:`~anyk.BadInput` if they cannot be computed."""
+    initial = initial_of(problem)
     with explaining("the metrics fail at the initial model"):  # a user's problem may raise anything
-        return problem.metrics(problem.initial())
+        return problem.metrics(initial)

@@ -188,7 +188,8 @@ def resume(
 
     A run folder may come from a stranger. So code that it names (a problem's function, an optimiser of another
     package than torch and optax) is only executed with ``trust``, and then only if it has the recorded SHA-256. Data,
-    traces and code must be those with which the run started; else :class:`~anyk.BadInput` is raised.
+    traces, code, ``l2``, the gradient of a few samples and the optimizer must be those with which the run started; else
+    :class:`~anyk.BadInput` is raised.
     """
     folder = Path(path)
     config, of = read_config(folder), f"the run '{folder}'"

@@ -225,3 +225,14 @@ def test_large_decimals_of_parquet_are_not_merged(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="too long for float64"):
         from_data("file", file=tmp_path / "t.parquet", progress=None)
     assert LogisticRegression(np.c_[A, B], np.where(A > 2, 1, -1)).samples == 40
+
+
+@pytest.mark.parametrize(
+    ("X", "what"),
+    [(np.ma.masked_less(np.eye(4), 0.5), "masked float64"), (np.eye(4) * 1j, "complex128"), ([[1.0]], "list")],
+)
+def test_a_data_set_is_of_real_numbers(X: Any, what: str) -> None:
+    from anyk.problems.data.dataset import assemble
+
+    with pytest.raises(BadInput, match=f"X of a data set must be an array of real numbers, got {what}"):
+        assemble(X, np.arange(4.0), "regression", test=0.25, seed=0)

@@ -157,6 +157,10 @@ def assemble(
     ('red', 'green', 'blue')
     """
     for name, inputs in (("X", X), ("X_test", X if X_test is None else X_test)):
+        if not hasattr(inputs, "shape") or inputs.dtype.kind not in "biuf" or isinstance(inputs, np.ma.MaskedArray):
+            masked = "masked " if isinstance(inputs, np.ma.MaskedArray) else ""
+            kind = f"{masked}{inputs.dtype}" if hasattr(inputs, "dtype") else type(inputs).__name__
+            raise BadInput(f"{name} of a data set must be an array of real numbers, got {kind}")
         if len(inputs.shape) != 2:
             raise BadInput(f"{name} of a data set must be of shape (rows, features), got {inputs.shape}")
     rows, features = X.shape

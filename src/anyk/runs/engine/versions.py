@@ -11,7 +11,7 @@ from anyk.clusters.contract import Cluster
 from anyk.clusters.steps import split_states
 from anyk.clusters.store import Elsewhere
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, initial_of
 from anyk.problems.many import problem_of
 from anyk.protocol import Layout
 from anyk.runs.engine.carried_values import CarriedValues
@@ -94,7 +94,7 @@ class Versions:
                 continue
             w, states = self._cluster.store.blank(slot), None
             if earlier is None or slot not in earlier.models:
-                w[:] = problem_of(self._problem, slot).initial()
+                w[:] = initial_of(problem_of(self._problem, slot))
             else:
                 w[:] = earlier.models[slot]
                 states = {name: value.copy() for name, value in earlier.states[slot].items()}

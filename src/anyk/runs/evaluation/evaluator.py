@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import tempfile
 import threading
 import time as clock
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -184,8 +186,8 @@ class Evaluator:
             problem = self._problem_at(slot, self._values.pop((slot, version), None))
             metrics, loss = dict[str, float](), None
             try:
-                metrics = problem.metrics(w)
-                loss = None if self._settings.on == "held_out" else problem.loss(w)
+                metrics = _numbers_by_name(problem.metrics(w))
+                loss = None if self._settings.on == "held_out" else _number(problem.loss(w), "loss(w)")
             except LossUnknown as reason:
                 self.unknown = reason
             except (BadInput, RunFailed):
@@ -215,7 +217,7 @@ class Evaluator:
         if newest == version or self._off:
             return metrics
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._problem_at(slot, values).metrics(read_only(w))
+            return _numbers_by_name(self._problem_at(slot, values).metrics(read_only(w)))
 
     def _evaluate_sometimes(self) -> None:
         pause_until = 0.0  # until then the thread only copies versions
@@ -268,6 +270,25 @@ class Evaluator:
         while self._meanwhile is not None and self._thread.is_alive():
             self._meanwhile()
         self._thread.join()
+
+
+def _number(value: Any, what: str) -> float:
+    """Return what a problem's method gave as a number; raise :class:`~anyk.BadInput` if it is none."""
+    if isinstance(value, (int, float)):
+        return value
+    try:
+        if not isinstance(value, (str, complex, np.complexfloating)) and np.ndim(value) == 0:
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise BadInput(f"{what} of the problem must give a number, got {type(value).__name__} ({reprlib.repr(value)})")
+
+
+def _numbers_by_name(metrics: Any) -> dict[str, float]:
+    """Return what a problem's ``metrics`` gave; raise :class:`~anyk.BadInput` if these are no numbers by name."""
+    if not isinstance(metrics, Mapping):
+        raise BadInput(f"metrics(w) of the problem must give a dictionary of numbers, got {type(metrics).__name__}")
+    return {str(name): _number(value, f"'{name}' in metrics(w)") for name, value in metrics.items()}
 
 
 def _copy(w: Vector) -> Vector:
