@@ -236,3 +236,25 @@ def test_a_data_set_is_of_real_numbers(X: Any, what: str) -> None:
 
     with pytest.raises(BadInput, match=f"X of a data set must be an array of real numbers, got {what}"):
         assemble(X, np.arange(4.0), "regression", test=0.25, seed=0)
+
+
+def test_shards_say_what_one_pass_shows(tmp_path: Path) -> None:
+    colours, days = ["red", "blue"] * 20, [20240101 + i % 28 for i in range(40)]
+    long = [90071992547409920 + i for i in range(40)]
+    sizes = ["" if i == 3 else str(i) for i in range(40)]
+    codes = ["001", "02"] * 20
+    columns = colours, codes, days, long, sizes, np.arange(40) % 3
+    write(tmp_path / "t-0.csv", "colour,code,day,id,size,y", *(column[:20] for column in columns))
+    write(tmp_path / "t-1.csv", "colour,code,day,id,size,y", *(column[20:] for column in columns))
+    said: list[str] = []
+    from_data(f"shards:files=({tmp_path}/t-*.csv),test=none,fill=mean", progress=said.append)
+    text = "\n".join(said)
+    for sentence in (
+        "one-hot encoding the text column 'colour': 2 different values",
+        "column 'code' has codes such as '001'",
+        "column 'day' is learned from as numbers, although they look like dates, from 20240101 to 20240128",
+        "column 'id' is learned from, although it has numbers such as 9007199254740",
+        "1 missing value filled in by mean",
+        "the 3 different whole numbers in 'y' are classes",
+    ):
+        assert sentence in text, text

@@ -35,7 +35,9 @@ from anyk.tables import (
     check_categories,
     check_complete,
     codes_of,
+    is_code,
     is_sparse,
+    like_dates_in_digits,
     listed,
     rows_text,
     shown,
@@ -434,6 +436,8 @@ def from_shards(
             f"{Path(files).name}: {rows_text(len(rows))} in {number} file{'s' * (number != 1)}, {wide}, "
             f"task {design.task}{among}{label}; held out: {out}"
         )
+        for remark in _remarks(train, rows, task):
+            progress(remark)
     held_out = shards(test_files) if test_files else None
     return ShardedData(
         X_train=train,
@@ -444,6 +448,40 @@ def from_shards(
         standardize=intercept,
         fill=fill,
     )
+
+
+def _remarks(shards: Shards, rows: ShardRows, task: str) -> Iterator[str]:
+    """Yield sentences on columns whose reading their values put in doubt, as far as one pass over files tells."""
+    encoding, facts = rows.design.encoding, vars(shards)["surveyed"]
+    moments: Moments = facts.moments
+    gaps = 0
+    for number, column in enumerate(encoding.columns):
+        name, low, high = shown(column.name), float(moments.low[number]), float(moments.high[number])
+        if column.categories:
+            yield f"one-hot encoding the text column '{name}': {len(column.categories):,} different values"
+            code = next((word for word in column.categories if is_code(word)), None)
+            if code is not None:
+                yield f"column '{name}' has codes such as '{shown(code)}', so its values are categories"
+            continue
+        gaps += round(len(rows) - float(moments.present[number])) if column.fill is not None else 0
+        if max(-low, high) >= 2.0**53:
+            yield (
+                f"a guess: column '{name}' is learned from, although it has numbers such as "
+                f"{max(low, high, key=abs):.0f}, of which several may be one float64; columns= leaves it out"
+            )
+        elif low < high and like_dates_in_digits(np.array([low, high])):
+            yield (
+                f"a guess: column '{name}' is learned from as numbers, although they look like dates, from "
+                f"{low:.0f} to {high:.0f}; columns= leaves it out"
+            )
+    if gaps:
+        yield f"{gaps:,} missing value{'s' * (gaps != 1)} filled in by mean"
+    labels = rows.design.labels
+    if task == "auto" and rows.design.task == "multiclass" and not isinstance(labels[0], str):
+        yield (
+            f"a guess: the {len(labels)} different whole numbers in '{shown(encoding.label)}' are classes; "
+            "task=regression predicts numbers"
+        )
 
 
 def as_shards(data: str) -> str | None:
