@@ -249,19 +249,21 @@ def gradient_mark(problem: Problem) -> list[float]:
     except Exception:  # it needs load, or rows are not in memory
         return []
     signs = np.where(np.random.default_rng(0).random((_MARKS, trial.sketch.size)) < 0.5, -1.0, 1.0)
-    return [float(np.linalg.norm(trial.sketch)), *(signs @ trial.sketch).tolist()]
+    return [float(problem.dimension), float(np.linalg.norm(trial.sketch)), *(signs @ trial.sketch).tolist()]
 
 
 def same_gradient(before: Sequence[float], now: Sequence[float], dtype: DType) -> bool:
-    """Return whether two marks are of the same gradient, up to the rounding of unlike machines; also if one is empty.
+    """Return whether two marks are of the same gradient, up to the rounding of unlike machines.
 
-    >>> [same_gradient([1.0, 0.5], now, np.dtype(float)) for now in ([1.0, 0.5 + 1e-9], [1.0, 0.6])]
+    Also if one is empty, or they are of models of unlike sizes, which is refused elsewhere.
+
+    >>> [same_gradient([4.0, 1.0, 0.5], now, np.dtype(float)) for now in ([4.0, 1.0, 0.5 + 1e-9], [4.0, 1.0, 0.6])]
     [True, False]
     """
-    if not before or not now:
+    if not before or not now or before[0] != now[0]:
         return True
-    limit = float(np.finfo(dtype).eps) ** 0.5 * max(abs(before[0]), abs(now[0]))
-    return len(before) == len(now) and all(abs(a - b) <= 8.0 * limit for a, b in zip(before, now, strict=True))
+    limit = 8.0 * float(np.finfo(dtype).eps) ** 0.5 * max(before[1], now[1])
+    return all(abs(a - b) <= limit for a, b in zip(before[1:], now[1:], strict=True))
 
 
 def watch_of(problem: Problem) -> CodeWatch | None:
