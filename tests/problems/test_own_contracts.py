@@ -361,7 +361,7 @@ def test_data_in_slots_and_files_are_protected_too(where: str, tmp_path: Any) ->
     assert np.array_equal(np.load(tmp_path / "rows.npy"), X)
 
 
-def test_a_problem_of_numbers_in_another_order_of_bytes_is_refused() -> None:
+def test_numbers_in_another_order_of_bytes_are_refused() -> None:
     problem = Squares()
     problem.dtype = np.dtype(">f8")
     with pytest.raises(BadInput, match="bytes in another order than this machine's"):

@@ -114,8 +114,7 @@ class Encoding:
         :class:`~anyk.BadInput` for a missing column.
         """
         if not self.named and len(names) == len(self.columns):
-            in_order = sorted(range(len(names)), key=lambda i: _number_in(self.columns[i].name, i))
-            return [in_order.index(i) for i in range(len(names))]  # as in the file, whatever order was asked for
+            return self._in_order_of_file()
         if not self.named and len(names) < self.file_columns:
             raise BadInput(
                 f"{where} has {len(names)} columns, but the model learned from a file of {self.file_columns}, of which "
@@ -144,6 +143,11 @@ class Encoding:
             several = f"the columns {listed(lacking)}" if len(lacking) > 1 else f"a column '{shown(lacking[0])}'"
             raise BadInput(f"{where} lacks {several}, which the model learned from; {column_hint(lacking[0], names)}")
         return positions
+
+    def _in_order_of_file(self) -> list[int]:
+        """Return the places of columns without names in a table of just these, whatever order was asked for."""
+        in_order = sorted(range(len(self.columns)), key=lambda i: _number_in(self.columns[i].name, i))
+        return [in_order.index(i) for i in range(len(self.columns))]
 
     def text(self, names: Sequence[str]) -> set[int]:
         """Return the places of a table's columns to read as text; none if columns are missing."""

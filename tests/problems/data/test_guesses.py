@@ -41,7 +41,7 @@ def shards(folder: Path, order: str, **more: Any) -> Any:
 @pytest.mark.parametrize(
     "order", ["price,rooms,size", "rooms,size,price", "size,rooms,price,label", "size,rooms,price,z"]
 )
-def test_held_out_shards_are_read_by_the_names_of_the_training_shards(order: str, tmp_path: Path) -> None:
+def test_held_out_shards_have_the_columns_of_training_shards(order: str, tmp_path: Path) -> None:
     write(tmp_path / "train.csv", "size,rooms,price", A, B, PRICE)
     held = shards(tmp_path, order, label=np.arange(40), z=np.arange(40))
     problem = LeastSquares(
@@ -143,7 +143,7 @@ def test_a_number_with_a_fraction_is_no_date(tmp_path: Path) -> None:
         from_data("file:dates=day,test=0.5", file=file, progress=None)
 
 
-def test_points_of_thousands_are_doubted_beside_a_unit_and_in_the_target(tmp_path: Path) -> None:
+def test_points_of_thousands_are_doubted_beside_units_and_in_targets(tmp_path: Path) -> None:
     amounts = ["1.234", "12.345", "999", "2.345", "3.456", "4.567"] * 4
     said: list[str] = []
     file = write(tmp_path / "t.csv", "a,y", [f"{amount} €" for amount in amounts], np.arange(24) % 2)
