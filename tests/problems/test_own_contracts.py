@@ -13,47 +13,7 @@ from anyk.clusters import Simulated
 from anyk.compression import Compressor
 from anyk.optimizers import GD
 from anyk.problems.base import cut
-
-random = np.random.default_rng(0)
-X, Y = random.normal(size=(60, 4)), random.normal(size=60)
-
-
-class Rows:
-    def __init__(self, ends: Any) -> None:
-        self.ends, self.sizes, self.dimension, self.dtype = ends, np.diff(ends).tolist(), 4, np.dtype(float)
-
-    def load(self, partitions: Any) -> None:
-        pass
-
-    def support(self, partition: int) -> Any:
-        return None
-
-    def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
-        mine = slice(self.ends[partition], self.ends[partition + 1])
-        chosen = slice(None) if rows is None else rows
-        design, y = X[mine][chosen], Y[mine][chosen]
-        return design.T @ (design @ w - y)
-
-
-class Squares:
-    metric, better, l2 = "mse", "lower", 0.0
-    samples, dimension, dtype = 60, 4, np.dtype(float)
-    kind: Any = Rows
-
-    def split(self, partitions: int, shares: Any = None) -> Any:
-        return self.kind(cut(self.samples, partitions, shares).tolist())
-
-    def initial(self) -> Any:
-        return np.ones(4)
-
-    def loss(self, w: Any) -> float:
-        return float(((X @ w - Y) ** 2).mean() / 2)
-
-    def metrics(self, w: Any) -> dict[str, float]:
-        return {"mse": 2 * self.loss(w)}
-
-    def recipe(self) -> None:
-        return None
+from own_problem import Rows, Squares, X, Y
 
 
 def train(problem: Any, strategy: Any = "uncoded", optimizer: Any = "gd:lr=0.05", **settings: Any) -> Any:
@@ -402,9 +362,7 @@ class Huber(Squares):
 
         class Clipped(Rows):
             def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
-                mine = slice(self.ends[partition], self.ends[partition + 1])
-                chosen = slice(None) if rows is None else rows
-                design, y = X[mine][chosen], Y[mine][chosen]
+                design, y = self.rows_of(partition, rows)
                 return design.T @ np.clip(design @ w - y, -problem.width, problem.width)
 
         return Clipped(cut(60, partitions, shares).tolist())

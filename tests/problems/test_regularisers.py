@@ -9,55 +9,28 @@ import pytest
 
 import anyk
 from anyk.base.errors import BadInput, RunFailed
-from anyk.problems.base import cut
+from anyk.clusters.local import Local, LocalStepper
+from anyk.clusters.messages import Messages
+from anyk.clusters.remote.shipping import parcels, single_parcels, unship
+from anyk.problems.base import Partitions
+from own_problem import Rows, Squares, X, Y
 
-random = np.random.default_rng(0)
-X, Y = random.normal(size=(60, 4)), random.normal(size=60)
 FACTORS = np.array([0.0, 0.5, 1.0, 4.0])
 RATE = 0.05
 
 
-class Rows:
-    """Partitions without optional members."""
-
-    def __init__(self, ends: list[int]) -> None:
-        self.ends, self.sizes, self.dimension, self.dtype = ends, np.diff(ends).tolist(), 4, np.dtype(float)
-
-    def load(self, partitions: Any) -> None:
-        pass
-
-    def support(self, partition: int) -> None:
-        return None
-
-    def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
-        mine = slice(self.ends[partition], self.ends[partition + 1])
-        chosen = slice(None) if rows is None else rows
-        design, y = X[mine][chosen], Y[mine][chosen]
-        return design.T @ (design @ w - y)
-
-
-class Regularised:
-    metric, better = "none", "lower"
-    samples, dimension, dtype = 60, 4, np.dtype(float)
+class Regularised(Squares):
+    metric = "none"
 
     def __init__(self, penalty: Any = None, l2: float = 0.0) -> None:
         self.penalty, self.l2 = penalty, l2
 
-    def split(self, partitions: int, shares: Any = None) -> Any:
-        return Rows(cut(60, partitions, shares).tolist())
-
-    def initial(self) -> Any:
-        return np.ones(4)
-
     def loss(self, w: Any) -> float:
         factors = self.l2 if self.penalty is None else np.asarray(self.penalty)
-        return float(((X @ w - Y) ** 2).mean() / 2 + (factors * w) @ w / 2)
+        return super().loss(w) + float((factors * w) @ w / 2)
 
     def metrics(self, w: Any) -> dict[str, float]:
         return {}
-
-    def recipe(self) -> None:
-        return None
 
 
 def by_hand(rows: list[slice], factors: Any, steps: int) -> Any:
@@ -91,7 +64,44 @@ def test_factors_may_be_a_list(strategy: str) -> None:
     assert np.array_equal(runs[0].model, runs[1].model)
 
 
-@pytest.mark.parametrize("factors", [np.ones(3), np.ones((4, 1)), "1", [1.0, None, 1.0, 1.0]])
+class Parted(Rows):
+    """What each worker gets is made anew, without anything that was set on all partitions."""
+
+    def only(self, partitions: Any) -> Any:
+        return Parted(self.ends)
+
+    def adopt(self, other: Any) -> None:
+        self.padding = other.padding
+
+    padding = np.ones(0)
+
+    def __reduce__(self) -> Any:
+        return _with_padding, (self.ends, np.ones(10_000), self.__dict__)
+
+
+def _with_padding(ends: Any, padding: Any, attributes: Any) -> Parted:
+    made = Parted(ends)
+    made.__dict__.update(attributes, padding=padding)
+    return made
+
+
+def test_workers_that_get_partitions_of_their_own_have_the_factors() -> None:
+    partitions: Any = Parted([0, 30, 60])
+    partitions.penalty = FACTORS
+    sent = [*parcels(partitions, [(0,), (1,)]), *single_parcels(partitions)]
+    assert len(sent) == 4
+    assert all(np.array_equal(unship(buffers).penalty, FACTORS) for buffers in sent)
+
+
+def test_factors_that_did_not_arrive_are_not_taken_for_none() -> None:
+    partitions: Partitions = Rows([0, 30, 60])  # type: ignore[assignment]
+    with pytest.raises(RunFailed, match="factors of the regulariser are missing"):
+        LocalStepper(Messages(partitions), Local(optimizer="gd", rate="0.1", penalty=None))
+
+
+@pytest.mark.parametrize(
+    "factors", [np.ma.masked_less(np.arange(4.0), 2), np.ones(3), np.ones((4, 1)), "1", [1.0, None, 1.0, 1.0]]
+)
 def test_unsuitable_factors_are_refused(factors: Any) -> None:
     with pytest.raises(BadInput, match=r"penalty must be a number or 4 numbers, one for each coordinate"):
         anyk.train(Regularised(factors), "uncoded", anyk.clusters.Simulated(2), steps=2, optimizer="gd:lr=0.05")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from anyk.base.arrays import NO_GRADIENT, Vector, read_only
+from anyk.base.errors import RunFailed
 from anyk.clusters.messages import Messages
 from anyk.optimizers import optimizer
 from anyk.problems.base import partition_abilities
@@ -34,7 +35,9 @@ class LocalStepper:
     def __init__(self, messages: Messages, local: Local) -> None:
         self._messages = messages
         penalty = partition_abilities(messages.partitions).penalty if local.penalty is None else local.penalty
-        self._penalty: float | Vector = 0.0 if penalty is None else penalty
+        if penalty is None:
+            raise RunFailed("the factors of the regulariser are missing from the partitions that a worker received")
+        self._penalty, self._is_regularised = penalty, bool(np.any(penalty))
         self._optimizer = optimizer(local.optimizer, lr=local.rate).fitted(messages.partitions)
 
     def run(
@@ -79,7 +82,7 @@ class LocalStepper:
                 else:
                     gradient[support] += partial
             gradient /= samples
-            if np.any(self._penalty):
+            if self._is_regularised:
                 gradient += self._penalty * w
             state_step = first + done
             scale = 1.0 if state_step == number else rate.at(number) / rate.at(state_step)

@@ -344,7 +344,8 @@ def penalty_of(problem: Problem) -> float | Vector:
     if penalty is None:
         return problem.l2
     factors: Any = np.asarray(penalty)
-    if factors.dtype.kind not in "fiu" or factors.shape not in ((), (problem.dimension,)):
+    is_suitable = factors.dtype.kind in "fiu" and factors.shape in ((), (problem.dimension,))
+    if not is_suitable or isinstance(penalty, np.ma.MaskedArray):
         raise BadInput(
             f"a problem's penalty must be a number or {problem.dimension} numbers, one for each coordinate, got "
             f"{reprlib.repr(penalty)}"

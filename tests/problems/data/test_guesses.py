@@ -12,7 +12,7 @@ import anyk
 from anyk.base.errors import BadInput
 from anyk.clusters import Simulated
 from anyk.data import Shards
-from anyk.problems import LeastSquares, LogisticRegression, from_data
+from anyk.problems import LeastSquares, from_data
 from anyk.tables.column_rules import marked_number
 
 random = np.random.default_rng(0)
@@ -121,7 +121,7 @@ def test_a_missing_number_is_one_in_any_column(word: str, tmp_path: Path) -> Non
     file = write(tmp_path / "t.csv", "a,b,y", cells, range(20), np.arange(20) % 2)
     said: list[str] = []
     from_data(f"file:missing={word or 'x'}|99,fill=mean", file=file, progress=said.append)
-    assert "3 missing values filled in by mean" in said[0] or "3 missing values filled in by mean" in " ".join(said)
+    assert "3 missing values filled in by mean" in "\n".join(said)
 
 
 @pytest.mark.parametrize("cell", ["--1", "+-5", "- -1", "-$-5", "(-3)", "(+3)"])
@@ -224,7 +224,6 @@ def test_large_decimals_of_parquet_are_not_merged(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"id": numbers, "a": A, "y": np.arange(40) % 2}), tmp_path / "t.parquet")
     with pytest.raises(BadInput, match="too long for float64"):
         from_data("file", file=tmp_path / "t.parquet", progress=None)
-    assert LogisticRegression(np.c_[A, B], np.where(A > 2, 1, -1)).samples == 40
 
 
 @pytest.mark.parametrize(
@@ -242,10 +241,10 @@ def test_shards_say_what_one_pass_shows(tmp_path: Path) -> None:
     colours, days = ["red", "blue"] * 20, [20240101 + i % 28 for i in range(40)]
     long = [90071992547409920 + i for i in range(40)]
     sizes = ["" if i == 3 else str(i) for i in range(40)]
-    codes = ["001", "02"] * 20
-    columns = colours, codes, days, long, sizes, np.arange(40) % 3
-    write(tmp_path / "t-0.csv", "colour,code,day,id,size,y", *(column[:20] for column in columns))
-    write(tmp_path / "t-1.csv", "colour,code,day,id,size,y", *(column[20:] for column in columns))
+    codes, truths = ["001", "02"] * 20, ["true", "false"] * 20
+    columns = colours, codes, truths, days, long, sizes, np.arange(40) % 3
+    write(tmp_path / "t-0.csv", "colour,code,new,day,id,size,y", *(column[:20] for column in columns))
+    write(tmp_path / "t-1.csv", "colour,code,new,day,id,size,y", *(column[20:] for column in columns))
     said: list[str] = []
     from_data(f"shards:files=({tmp_path}/t-*.csv),test=none,fill=mean", progress=said.append)
     text = "\n".join(said)
@@ -254,7 +253,7 @@ def test_shards_say_what_one_pass_shows(tmp_path: Path) -> None:
         "column 'code' has codes such as '001'",
         "column 'day' is learned from as numbers, although they look like dates, from 20240101 to 20240128",
         "column 'id' is learned from, although it has numbers such as 9007199254740",
-        "1 missing value filled in by mean",
+        "\n1 missing value filled in by mean",
         "the 3 different whole numbers in 'y' are classes",
     ):
         assert sentence in text, text

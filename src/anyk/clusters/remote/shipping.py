@@ -56,10 +56,9 @@ def parcels(partitions: Partitions, assignment: Sequence[Sequence[int]]) -> list
 
     Arrays for several workers share their memory between these workers' parcels.
     """
-    only = partition_abilities(partitions).only
-    if only is None:
+    if partition_abilities(partitions).only is None:
         return [ship(partitions)] * len(assignment)
-    by_partitions = {assigned: ship(only(assigned)) for assigned in set(map(tuple, assignment))}
+    by_partitions = {assigned: ship(_only(partitions, assigned)) for assigned in set(map(tuple, assignment))}
     return [by_partitions[tuple(assigned)] for assigned in assignment]
 
 
@@ -72,10 +71,20 @@ def single_parcels(partitions: Partitions) -> list[list[memoryview]]:
     abilities = partition_abilities(partitions)
     if abilities.only is None or abilities.adopt is None:
         return []
-    (description, *_), first = ship(abilities.only(())), ship(abilities.only((0,)))
+    (description, *_), first = ship(_only(partitions, ())), ship(_only(partitions, (0,)))
     if sum(buffer.nbytes for buffer in first) < 2 * description.nbytes:
         return []
-    return [first, *(ship(abilities.only((j,))) for j in range(1, len(partitions.sizes)))]
+    return [first, *(ship(_only(partitions, (j,))) for j in range(1, len(partitions.sizes)))]
+
+
+def _only(partitions: Partitions, chosen: tuple[int, ...]) -> Any:
+    """Return partitions without the data of those that are not chosen, with what the driver has set on all."""
+    abilities = partition_abilities(partitions)
+    assert abilities.only is not None
+    smaller = abilities.only(chosen)
+    if abilities.penalty is not None:
+        smaller.penalty = abilities.penalty
+    return smaller
 
 
 def unship(buffers: Sequence[memoryview]) -> Any:

@@ -229,6 +229,11 @@ def _canonical(X: Any) -> Matrix:
     return matrix
 
 
+def guess_of_classes(number: int, where: str) -> str:
+    """Return a sentence on whole numbers in ``where`` that :func:`read_target` took for classes."""
+    return f"a guess: the {number} different whole numbers in {where} are classes; task=regression predicts numbers"
+
+
 def read_target(values: Array, task: Task | Literal["auto"], where: str) -> tuple[Floats, Task, tuple[str, ...]]:
     """Return targets as numbers, the task and the class names, from numbers or text of shape ``(rows,)``.
 

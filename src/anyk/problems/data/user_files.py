@@ -13,7 +13,7 @@ from anyk.base.arrays import Array, Floats
 from anyk.base.checks import typed
 from anyk.base.errors import BadInput
 from anyk.problems.base import Tell
-from anyk.problems.data.dataset import Dataset, Fraction, assemble, read_target, sources, split_rows
+from anyk.problems.data.dataset import Dataset, Fraction, assemble, guess_of_classes, read_target, sources, split_rows
 from anyk.problems.data.file_content import FileContent, FileSettings
 from anyk.problems.data.user_tables import content_of, places_named
 from anyk.tables import (
@@ -118,10 +118,7 @@ def from_file(
     if progress is not None:
         progress(summary)
     if task == "auto" and task_read == "multiclass" and content.y.dtype.kind in "fiub" and progress is not None:
-        progress(
-            f"a guess: the {len(classes)} different whole numbers in {content.target} are classes; task=regression "
-            "predicts numbers"
-        )
+        progress(guess_of_classes(len(classes), content.target))
     encoding = replace(content.encoding, words=content.y.dtype.kind not in "fiub", format=stated)
     standardize = intercept and not svmlight
     return replace(data, intercept=intercept, standardize=standardize, encoding=encoding, summary=summary)

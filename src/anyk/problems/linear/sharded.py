@@ -19,7 +19,7 @@ from anyk.base.errors import BadInput, RunFailed, describe_error
 from anyk.base.specs import absolute, parse_spec, with_keys
 from anyk.problems.base import Ends, Index, Tell
 from anyk.problems.batches import Batches
-from anyk.problems.data.dataset import Task, read_target, sources
+from anyk.problems.data.dataset import Task, guess_of_classes, read_target, sources
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, PartitionSamples, SampleBatch
 from anyk.problems.data.shards.shard_samples import BlockArrays, BlockSamples
@@ -39,6 +39,7 @@ from anyk.tables import (
     is_sparse,
     like_dates_in_digits,
     listed,
+    long_numbers,
     rows_text,
     shown,
 )
@@ -456,20 +457,24 @@ def _remarks(shards: Shards, rows: ShardRows, task: str) -> Iterator[str]:
     moments: Moments = facts.moments
     gaps = 0
     for number, column in enumerate(encoding.columns):
-        name, low, high = shown(column.name), float(moments.low[number]), float(moments.high[number])
+        name = shown(column.name)
         if column.categories:
             yield f"one-hot encoding the text column '{name}': {len(column.categories):,} different values"
             code = next((word for word in column.categories if is_code(word)), None)
             if code is not None:
                 yield f"column '{name}' has codes such as '{shown(code)}', so its values are categories"
             continue
-        gaps += round(len(rows) - float(moments.present[number])) if column.fill is not None else 0
-        if max(-low, high) >= 2.0**53:
+        if not moments.present[number]:  # a column of true and false
+            continue
+        gaps += len(rows) - int(moments.present[number])
+        low, high = float(moments.low[number]), float(moments.high[number])
+        extremes = np.array([low, high])
+        if long_numbers(extremes):
             yield (
                 f"a guess: column '{name}' is learned from, although it has numbers such as "
                 f"{max(low, high, key=abs):.0f}, of which several may be one float64; columns= leaves it out"
             )
-        elif low < high and like_dates_in_digits(np.array([low, high])):
+        elif low < high and like_dates_in_digits(extremes):
             yield (
                 f"a guess: column '{name}' is learned from as numbers, although they look like dates, from "
                 f"{low:.0f} to {high:.0f}; columns= leaves it out"
@@ -478,10 +483,7 @@ def _remarks(shards: Shards, rows: ShardRows, task: str) -> Iterator[str]:
         yield f"{gaps:,} missing value{'s' * (gaps != 1)} filled in by mean"
     labels = rows.design.labels
     if task == "auto" and rows.design.task == "multiclass" and not isinstance(labels[0], str):
-        yield (
-            f"a guess: the {len(labels)} different whole numbers in '{shown(encoding.label)}' are classes; "
-            "task=regression predicts numbers"
-        )
+        yield guess_of_classes(len(labels), f"'{shown(encoding.label)}'")
 
 
 def as_shards(data: str) -> str | None:

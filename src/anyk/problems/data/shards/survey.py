@@ -245,14 +245,15 @@ def places_of(shards: Shards, names: Sequence[str], where: str) -> tuple[list[in
         if repeated := next((name for name in names if list(names).count(name) > 1), None):
             raise BadInput(f"{where} has {list(names).count(repeated)} columns '{shown(repeated)}'; rename one")
         return [i for i in range(len(names)) if i != target], target
+    counts, place_of = Counter(names), {name: place for place, name in enumerate(names)}
     for name in shards.columns:
-        if list(names).count(name) > 1:
-            raise BadInput(f"{where} has {list(names).count(name)} columns '{shown(name)}'; rename one")
-        if name not in names:
+        if name not in place_of:
             raise BadInput(f"{where} has no column '{shown(name)}'; its columns: {listed(names)}")
-        if names.index(name) == target:
+        if counts[name] > 1:
+            raise BadInput(f"{where} has {counts[name]} columns '{shown(name)}'; rename one")
+        if place_of[name] == target:
             raise BadInput(f"column '{shown(name)}' is the target; leave it out of columns")
-    return [names.index(name) for name in shards.columns], target
+    return [place_of[name] for name in shards.columns], target
 
 
 def like_training(held_out: Shards, training: Shards, names: Sequence[str]) -> Shards:
