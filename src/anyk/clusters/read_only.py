@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from anyk.problems.base import Partitions
 from anyk.problems.many import ManyPartitions
+from anyk.problems.surroundings import attributes_of
 
 _DEEPEST = 8  # attributes of attributes and entries of containers
 _OWN = "anyk."  # anyk's own classes do not change their data
@@ -57,16 +58,9 @@ def _arrays(value: Any, depth: int, seen: set[int]) -> Iterator[np.ndarray[Any, 
     elif isinstance(value, (list, tuple)):
         members = value
     elif not isinstance(value, (type, ModuleType, FunctionType, MethodType)) and not _library(value):
-        slots = [name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name)]
-        members = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name) for name in slots)]
+        members = attributes_of(value).values()
     for member in list(members):
         yield from _arrays(member, depth + 1, seen)
-
-
-def _slots_of(kind: type) -> Sequence[str]:
-    """Return the names of the attributes that a class declares as slots."""
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _library(value: object) -> bool:

@@ -25,8 +25,7 @@ class Supports:
         """Return the coordinates in a message over partitions ``ids``, sorted; None: all."""
         if ids not in self._unions:
             dimension = self._partitions.dimension
-            supports = ((j, self._partitions.support(j)) for j in ids)
-            index_sets = [checked_support(j, own, dimension) for j, own in supports if own is not None]
+            index_sets = [support for j in ids if (support := support_of(self._partitions, j)) is not None]
             union: Index | None = None  # if a partition touches all coordinates
             if ids and len(index_sets) == len(ids):
                 union = index_sets[0] if len(index_sets) == 1 else _union(index_sets, dimension)
@@ -55,8 +54,11 @@ class Supports:
         return positions
 
 
-def checked_support(partition: int, support: Index, dimension: int) -> Index:
+def support_of(partitions: Partitions, partition: int) -> Index | None:
     """Return a partition's support; raise :class:`~anyk.BadInput` unless it is sorted coordinates, each once."""
+    support, dimension = partitions.support(partition), partitions.dimension
+    if support is None:
+        return None
     coordinates = np.asarray(support)
     right = coordinates.ndim == 1 and coordinates.dtype.kind in "iu"
     if right and coordinates.size:

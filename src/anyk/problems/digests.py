@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from anyk.base.arrays import Array
-from anyk.problems.base import Problem, abilities_of
+from anyk.problems.base import Problem, abilities_of, initial_of
+from anyk.problems.replicas import ROWS
 from anyk.problems.separate_copy import copied
 from anyk.problems.watch import sketch_of_problem
 from anyk.tables import is_sparse
 
-_ROWS = 8  # samples whose gradient is computed to see which arrays a problem itself changes
 ByArray = dict[str, str]  # the digests of the arrays among an object's attributes, by path
-_KNOWN: WeakKeyDictionary[Any, tuple[str | None, ByArray]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Any, ByArray] = WeakKeyDictionary()
 
 
 def data_digest(problem: Problem) -> str | None:
@@ -35,39 +35,40 @@ def data_digest(problem: Problem) -> str | None:
     digest = abilities_of(problem).digest
     if digest is not None:
         return digest()
-    now = digest_of(problem)
+    arrays = _digests_by_array(problem)
     try:
-        before, arrays = _KNOWN.setdefault(problem, (now, {}))
-        if not arrays:
-            arrays.update(_digests_by_array(problem))
+        before = _KNOWN.setdefault(problem, arrays)
     except TypeError:  # it cannot be hashed, or not be referred to weakly
-        return now
-    if before == now:
-        return now
-    present = _digests_by_array(problem)
-    different = {path for path in arrays.keys() | present.keys() if arrays.get(path) != present.get(path)}
-    if different <= _changed_by_itself(problem):
-        return before
-    _KNOWN[problem] = now, present
-    return now
+        before = arrays
+    different = _different(before, arrays)
+    if different and not different <= _changed_by_itself(problem):
+        before = _KNOWN[problem] = arrays
+    return digest_of(np.array(list(before.items()))) if before else None
 
 
 def _digests_by_array(problem: Problem) -> ByArray:
     return {path: str(digest_of(array)) for path, array in _arrays(problem, "")}
 
 
+def _different(before: ByArray, after: ByArray) -> set[str]:
+    """Return the paths of arrays that are not the same, or that only one of the two has."""
+    return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+
+
 def _changed_by_itself(problem: Problem) -> set[str]:
-    """Return the paths of the arrays that a copy's methods change."""
-    copy: Problem = copied(problem)
+    """Return the paths of the arrays that a copy's methods change; none if there can be no copy."""
+    try:
+        copy: Problem = copied(problem)
+        w = (initial_of(copy) + 1.0).astype(problem.dtype)  # most likely not that of the last evaluation
+    except Exception:  # a user's class may refuse to be copied
+        return set()
     before = _digests_by_array(copy)
-    w = (copy.initial() + 1.0).astype(problem.dtype)  # most likely not that of the last evaluation
     for compute in (copy.loss, copy.metrics):
         with contextlib.suppress(Exception):
             compute(w)
     with contextlib.suppress(Exception):
-        sketch_of_problem(copy, _ROWS)
-    after = _digests_by_array(copy)
-    return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+        sketch_of_problem(copy, ROWS)
+    return _different(before, _digests_by_array(copy))
 
 
 def digest_of(*parts: Any) -> str | None:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from anyk.base.arrays import read_only
+
 T = TypeVar("T")
 _COPIED = 1 << 24  # bytes of the largest array that is copied; the copy has a larger one, too, but cannot write to it
 _SHARED = (type, types.FunctionType, types.ModuleType)
@@ -44,8 +46,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> int | None:
         """Return the number of what is shared."""
         if isinstance(value, np.ndarray) and value.nbytes > _COPIED:
-            value = value.view()
-            value.flags.writeable = False
+            value = read_only(value)
         elif not isinstance(value, _SHARED) and not _is_large_tensor(value):
             return None
         self.shared.append(value)

@@ -131,6 +131,17 @@ def _names_of(member: Any, depth: int = 0) -> Iterator[str]:
                 yield from _names_of(called, depth + 1)
 
 
+def attributes_of(value: object) -> dict[str, Any]:
+    """Return an object's own attributes by name, also those that its class declares as slots."""
+    attributes = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, slot):
+                attributes[slot] = getattr(value, slot)
+    return attributes
+
+
 class _Survey:
     """Walks through objects, each of which is visited once."""
 
@@ -257,12 +268,7 @@ class _Survey:
         if id(type(value)) not in self._seen:
             self._seen[id(type(value))] = type(value)
             yield from self._class(type(value), depth + 1)
-        attributes = dict(getattr(value, "__dict__", {}))
-        for base in type(value).__mro__:
-            slots = base.__dict__.get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                if hasattr(value, slot):
-                    attributes[slot] = getattr(value, slot)
+        attributes = attributes_of(value)
         if "_parameters" in attributes and "_modules" in attributes:  # a torch module
             for key, layer in attributes["_modules"].items():
                 yield from self.leaves(layer, f"{name}.{key}", depth + 1)

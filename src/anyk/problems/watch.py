@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.base.arrays import DType, Floats, read_only
+from anyk.base.arrays import DType, Floats, Vector, read_only
 from anyk.base.errors import BadInput
-from anyk.problems.base import Problem, abilities_of, penalty_of
+from anyk.problems.base import Partitions, Problem, abilities_of, penalty_of
 from anyk.problems.generators import preserved_generators, seed_all
 from anyk.problems.given import ANEW, named
 from anyk.problems.replicas import ROWS, Sketch, Trial, model_like, scales_of, trial_rows
@@ -233,23 +233,21 @@ def gradient_mark(problem: Problem) -> list[float]:
     """
     if problem.dimension > _MARKED or abilities_of(problem).endless:
         return []
+    w = model_like([(problem.dimension, 0.0, 0.1)], problem.dtype)
+
+    def sketch() -> Floats:
+        gradient = _gradient_of_few(partitions, w, ROWS, problem.samples)
+        return Sketch.of(gradient / min(ROWS, problem.samples) + penalty_of(problem) * w)
+
     try:
-        computing = copied(problem) if abilities_of(problem).watch_code is None else problem
-        partitions, rows = computing.split(1), trial_rows(ROWS, problem.samples)
-        w = read_only(model_like([(problem.dimension, 0.0, 0.1)], problem.dtype))
-        sketches = []
-        for _ in range(2):
-            with preserved_generators(()) as generators:
-                seed_all(generators, 0)
-                gradient = partitions.partial_gradient(0, w, rows) / len(rows) + penalty_of(problem) * w
-            sketches.append(Sketch.of(gradient))
-        trial = Trial(sketches[0], rounding(problem.dtype), {})
-        if trial.apart(sketches[1]) > trial.limit or not np.isfinite(trial.sketch).all():
-            return []
-    except Exception:  # it needs load, or rows are not in memory
+        partitions = (copied(problem) if abilities_of(problem).watch_code is None else problem).split(1)
+        mark = _repeated(sketch, problem.dtype)
+    except Exception:  # it is random, needs load, or rows are not in memory
         return []
-    signs = np.where(np.random.default_rng(0).random((_MARKS, trial.sketch.size)) < 0.5, -1.0, 1.0)
-    return [float(problem.dimension), float(np.linalg.norm(trial.sketch)), *(signs @ trial.sketch).tolist()]
+    if not np.isfinite(mark).all():
+        return []
+    signs = np.where(np.random.default_rng(0).random((_MARKS, mark.size)) < 0.5, -1.0, 1.0)
+    return [float(problem.dimension), float(np.linalg.norm(mark)), *(signs @ mark).tolist()]
 
 
 def same_gradient(before: Sequence[float], now: Sequence[float], dtype: DType) -> bool:
@@ -293,8 +291,13 @@ def _sketch_of_copy(problem: Problem, most: int) -> Floats:
     A problem may record what is asked of it, and keep its latest partitions: its own must be those of the run.
     """
     copy = copied(problem)  # once, as a generator of the problem's own draws other numbers at the second time
-    trial = Trial(sketch_of_problem(copy, most), rounding(problem.dtype), {})
-    if trial.apart(sketch_of_problem(copy, most)) > trial.limit:
+    return _repeated(partial(sketch_of_problem, copy, most), problem.dtype)
+
+
+def _repeated(sketch: Callable[[], Floats], dtype: DType) -> Floats:
+    """Return a sketch that is computed twice; raise ArithmeticError if the two differ."""
+    trial = Trial(sketch(), rounding(dtype), {})
+    if trial.apart(sketch()) > trial.limit:
         raise ArithmeticError("two gradients of the same samples differ")
     return trial.sketch
 
@@ -305,13 +308,17 @@ def sketch_of_problem(problem: Problem, most: int) -> Floats:
     initial = problem.initial()
     like_initial = model_like(scales_of([initial]), problem.dtype)
     for model in (like_initial, initial):  # logarithms, for one, are not finite everywhere
-        w = read_only(model)  # as it is for workers
-        with preserved_generators(()) as generators:
-            seed_all(generators, 0)
-            gradient = partitions.partial_gradient(0, w, trial_rows(most, problem.samples))
+        gradient = _gradient_of_few(partitions, model, most, problem.samples)
         if np.isfinite(gradient).all() and gradient.any():
             break
     return Sketch.of(gradient)
+
+
+def _gradient_of_few(partitions: Partitions, w: Vector, most: int, samples: int) -> Vector:
+    """Return the gradient of at most so many of the samples, all in one partition, with numbers drawn by one seed."""
+    with preserved_generators(()) as generators:
+        seed_all(generators, 0)
+        return partitions.partial_gradient(0, read_only(w), trial_rows(most, samples))  # as it is for workers
 
 
 def rounding(dtype: DType) -> float:

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.base.arrays import Vector
+from anyk.base.arrays import Vector, read_only
 from anyk.base.errors import RAISED, BadInput
 from anyk.base.plain import values_of
 from anyk.runs.log.receipts import CutOff, Receipt, receipt_after
@@ -110,9 +110,7 @@ class StepInfo:
         """
         if self.driver.versions[self.slot] != self.step:
             raise BadInput(f"the model of step {self.step} is gone; copy it in on_step")
-        w = self.driver.versions.model(self.slot).view()
-        w.flags.writeable = False
-        return w
+        return read_only(self.driver.versions.model(self.slot))
 
     @cached_property
     def receipt(self) -> Receipt:

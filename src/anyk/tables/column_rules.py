@@ -100,25 +100,23 @@ def marked_number(cell: str) -> tuple[float, str] | None:
     [(1200.5, '$'), (45.0, '%'), (-3.0, 'kg'), (12.0, ''), None, None]
     """
     stripped = cell.strip()
-    if stripped.startswith("(") and stripped.endswith(")"):  # as accounts write what is owed
-        inner = _MARKED.fullmatch(stripped[1:-1])
-        has_sign = inner is None or inner["sign"] or inner["inner"]
-        number = None if has_sign else marked_number(stripped[1:-1])
-        return None if number is None else (-number[0], number[1])
-    match = _MARKED.fullmatch(cell)
-    if match is None:
+    is_in_brackets = stripped.startswith("(") and stripped.endswith(")")  # as accounts write what is owed
+    match = _MARKED.fullmatch(stripped[1:-1] if is_in_brackets else cell)
+    if match is None or not _is_unit(match["before"], match["after"]):
         return None
-    before, after, sign = match["before"], match["after"], match["sign"] + match["inner"]
-    if len(sign) > 1:
+    signs = match["sign"] + match["inner"] + "-" * is_in_brackets
+    if len(signs) > 1:
         return None
+    return float(signs + re.sub(r"[,'\u00a0\u202f ]", "", match["number"])), match["before"] + match["after"].strip()
+
+
+def _is_unit(before: str, after: str) -> bool:
+    """Return whether what stands beside a number can be its currency or unit, or is nothing."""
     if before and before.upper() not in _CURRENCIES and not all(unicodedata.category(sign) == "Sc" for sign in before):
-        return None
+        return False
     if re.match(r"[-_#]", after) or "_" in after:
-        return None
-    if after and not any(sign.isalpha() or unicodedata.category(sign) in ("Sc", "So", "Po") for sign in after):
-        return None
-    value = float(sign + re.sub(r"[,'\u00a0\u202f ]", "", match["number"]))
-    return value, before + after.strip()
+        return False
+    return not after or any(sign.isalpha() or unicodedata.category(sign) in ("Sc", "So", "Po") for sign in after)
 
 
 # ------------------------------------------------------------------------------------------- rules
@@ -164,7 +162,9 @@ def read_dates(cells: Array, where: str) -> Floats:
     for row, cell in enumerate(cells.tolist()):
         if cell is None or cell != cell:
             continue
-        word = cell if not isinstance(cell, float) else f"{cell:.0f}" if cell == np.floor(cell) else repr(cell)
+        word = cell
+        if isinstance(cell, float):
+            word = f"{cell:.0f}" if cell == np.floor(cell) else repr(cell)  # 20241231, but not 20241231.7
         try:
             values[row] = days(word)
             zones.setdefault(datetime.fromisoformat(word.strip()).tzinfo is not None, word)

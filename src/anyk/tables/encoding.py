@@ -146,8 +146,9 @@ class Encoding:
 
     def _in_order_of_file(self) -> list[int]:
         """Return the places of columns without names in a table of just these, whatever order was asked for."""
-        in_order = sorted(range(len(self.columns)), key=lambda i: _number_in(self.columns[i].name, i))
-        return [in_order.index(i) for i in range(len(self.columns))]
+        numbers = [_number_in(column.name, i) for i, column in enumerate(self.columns)]
+        places = {number: place for place, number in enumerate(sorted(numbers))}
+        return [places[number] for number in numbers]
 
     def text(self, names: Sequence[str]) -> set[int]:
         """Return the places of a table's columns to read as text; none if columns are missing."""

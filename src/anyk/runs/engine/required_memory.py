@@ -8,7 +8,7 @@ from typing import NamedTuple
 from anyk.base.errors import BadInput
 from anyk.clusters.available import available_addresses, available_memory, give_back
 from anyk.clusters.contract import Cluster
-from anyk.clusters.supports import checked_support
+from anyk.clusters.supports import support_of
 from anyk.clusters.vector_parts import count_threads
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
@@ -119,8 +119,7 @@ def _at_workers(layout: Layout, lengths: Sequence[int], states: int, inner: int,
 
 def _length(partitions: Partitions, assigned: tuple[int, ...]) -> int:
     """Return the largest length of a message over partitions."""
-    dimension, own = partitions.dimension, {j: partitions.support(j) for j in assigned}
-    supports = [None if support is None else checked_support(j, support, dimension) for j, support in own.items()]
+    supports = [support_of(partitions, j) for j in assigned]
     touched = sum(support.size for support in supports if support is not None)
     dense = not supports or any(support is None for support in supports)
     return partitions.dimension if dense else min(partitions.dimension, touched)

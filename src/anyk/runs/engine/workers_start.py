@@ -24,7 +24,7 @@ def partitions_of(problem: Problem, layout: Layout, *, copied: bool, compared: b
     # custom problems need no parameter for shares unless a strategy has them
     shares = () if layout.shares is None else (layout.shares,)
     partitions = problem.split(layout.partitions, *shares)
-    _check_sizes(problem, partitions, layout.partitions)
+    _check_partitions(problem, partitions, layout.partitions)
     penalty = penalty_of(problem)
     if layout.inner is not None and isinstance(penalty, np.ndarray):
         partitions.penalty = penalty  # type: ignore[attr-defined]  # an optional member
@@ -40,7 +40,7 @@ def partitions_of(problem: Problem, layout: Layout, *, copied: bool, compared: b
     return partitions
 
 
-def _check_sizes(problem: Problem, partitions: Partitions, number: int) -> None:
+def _check_partitions(problem: Problem, partitions: Partitions, number: int) -> None:
     """Raise :class:`~anyk.BadInput` unless a problem was split into so many partitions, which have all its samples."""
     for member in ("sizes", "dtype", "dimension", "partial_gradient", "support", "load"):
         if not hasattr(partitions, member):

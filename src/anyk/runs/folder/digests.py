@@ -25,9 +25,8 @@ from anyk.problems.watch import gradient_mark, same_gradient
 from anyk.runs.folder.config import Config, Digests, Recipe, SharedConfig, recipe_of
 from anyk.runs.folder.promise import torch_named, without_none
 
-_ANOTHER = (
-    "give the problem with which it began, or start another run from its model with begin= (on the command line --from)"
-)
+START_ANOTHER = "start another run from its model with begin= (on the command line --from)"
+_ANOTHER = f"give the problem with which it began, or {START_ANOTHER}"
 
 
 def digests_of(problem: Problem, cluster: Cluster, config: SharedConfig) -> Digests:

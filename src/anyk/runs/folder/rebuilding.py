@@ -20,7 +20,7 @@ from anyk.protocol import Workers
 from anyk.runs.callbacks import Callbacks
 from anyk.runs.evaluation.evaluate import Evaluate, spec_of
 from anyk.runs.folder.config import FORMAT, Config, SharedConfig, recipe_of
-from anyk.runs.folder.digests import check_named, check_problem, check_traces, with_plugins
+from anyk.runs.folder.digests import START_ANOTHER, check_named, check_problem, check_traces, with_plugins
 from anyk.runs.folder.promise import torch_named
 from anyk.runs.limits import Limits, check_address
 
@@ -107,8 +107,8 @@ def _check_optimizer(config: SharedConfig, optimizer: Optimizer, of: str) -> Non
     for what, before, now in (("optimizer", config.optimizer, optimizer.spec), ("lr", config.lr, optimizer.rate.spec)):
         if now != before:
             raise BadInput(
-                f"{of} has {what} '{before}', got '{now}', and a run that continues keeps what it began with; start "
-                "another from its model with begin= (on the command line --from)"
+                f"{of} has {what} '{before}', got '{now}', and a run that continues keeps what it began with; "
+                f"{START_ANOTHER}"
             )
 
 
