@@ -20,6 +20,7 @@ UNPICKLES = {
     "clusters/remote/shipping.py": "partitions from the driver",
     "problems/data/reader_processes.py": "work from the driver that started this process",
     "problems/jax/model_loss.py": "problems from the driver",
+    "problems/separate_copy.py": "a copy of the user's object, made in the same process",
     "problems/torch/tensor_samples.py": "items that the driver has pickled",
     "testing/problems.py": "a copy of the problem that is checked",
 }

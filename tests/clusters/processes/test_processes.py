@@ -545,7 +545,10 @@ def test_a_helper_that_keeps_ending_ends_the_run():
 
 
 def test_a_worker_that_is_killed_again_and_again_is_not_given_up(monkeypatch):
-    """Ten times without a message in between: what comes from outside speaks against it less than crashes of its own."""
+    """Ten times without a message in between: what comes from outside speaks against it less than crashes of its own.
+
+    Only once the other worker is ready: while none is, a worker that is killed five times ends the run.
+    """
     monkeypatch.setattr("anyk.clusters.remote.handles._PAUSE", 0.0)
     cluster = anyk.clusters.Processes(2, delays=anyk.delays.Constant(0.05))
     stop, killed = threading.Event(), []
@@ -553,7 +556,7 @@ def test_a_worker_that_is_killed_again_and_again_is_not_given_up(monkeypatch):
     def kill():
         while len(killed) < 10 and not stop.wait(0.001):
             pid = cluster.pids.get(0)
-            if pid is not None and pid not in killed:
+            if pid is not None and pid not in killed and cluster.handles[1].present:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 killed.append(pid)

@@ -224,15 +224,15 @@ def test_values_40_and_41_bounds() -> None:
 
 
 class Noisy:
-    """``mean |w - y|^2 / 2`` in many coordinates, each an independent chain; every partition holds the same samples."""
+    """``mean |w - y|^2 / 2`` in many coordinates, each an independent chain; all partitions hold the same samples."""
 
     metric, l2 = "loss", 0.0
     better = "lower"
 
-    def __init__(self, each: int, d: int) -> None:
+    def __init__(self, each: int, d: int, partitions: int) -> None:
         self.y = np.random.default_rng(5).standard_normal((each, d))
         self.y -= self.y.mean(axis=0)
-        self.dimension, self.dtype, self.samples = d, np.dtype("float64"), each * P
+        self.dimension, self.dtype, self.samples = d, np.dtype("float64"), each * partitions
 
     def split(self, partitions: int) -> Any:
         self.sizes = (len(self.y),) * partitions
@@ -264,7 +264,7 @@ def test_value_42_the_error_that_remains() -> None:
     assert stationary_error(0.1, 1.0, 1.0, 4) < error_floor(0.1, 1.0, 1.0, 1.0, 4)
     with pytest.raises(BadInput, match="steps of 2 diverge at curvature 1: it must be below 2"):
         stationary_error(2.0, 1.0, 1.0, 1)
-    problem, batch, k = Noisy(20, 1500), 5, 4
+    problem, batch, k = Noisy(20, 1500, P), 5, 4
     losses: list[float] = []
     variance = problem.y.var(axis=0, ddof=1).sum() / batch * (1 - batch / 20)
     driver = Driver(
@@ -289,7 +289,7 @@ def test_value_43_the_stability_limit(workers: int, golden: float) -> None:
     assert np.abs(roots).max() == pytest.approx(1.0, abs=1e-9)
     sizes = {}
     for factor in (0.97, 1.03):
-        problem = Noisy(1, 2)
+        problem = Noisy(1, 2, workers)
         problem.initial = lambda: np.ones(2)  # type: ignore[method-assign]
         cluster = anyk.clusters.Simulated(workers, delays=parse("constant:1"))
         optimizer = anyk.optimizers.GD(lr=factor * limit)
