@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,7 @@ from scipy.sparse import csr_array, sparray
 import anyk
 from anyk.base.errors import BadInput
 from anyk.codes import Code, MatrixCode, ProgressCode, registry
+from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import check_code
 
 pytestmark = pytest.mark.in_process
@@ -142,6 +144,92 @@ def test_rows_that_cannot_be_are_refused_when_the_code_is_made(keys: dict[str, A
     with pytest.raises(BadInput) as error:
         Own(7, **keys)
     assert str(error.value) == f"Own: {why}"
+
+
+class OwnWeights(Code):
+    """A code of a user's in pairs of workers, which decodes in its own way."""
+
+    spec, partitions, tolerates = "own", 4, 1
+    rows = (((0, 1), (1.0, 1.0)), ((0, 1), (1.0, 1.0)), ((2, 3), (1.0, 1.0)), ((2, 3), (1.0, 1.0)))
+
+    def __init__(self, weights: Callable[[np.ndarray[Any, Any]], Any]) -> None:
+        self.__dict__.update(workers=4, weights=weights)
+
+    def _solve(self, replies: Any) -> Any:
+        right = np.zeros(4)
+        right[[0 if 0 in replies else 1, 2 if 2 in replies else 3]] = 1.0
+        return self.weights(right)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        (lambda right: right[:2], "must be numbers, shape (4,), got float64 numbers, shape (2,)"),
+        (lambda right: np.ones((4, 4)), "must be numbers, shape (4,), got float64 numbers, shape (4, 4)"),
+        (lambda right: None, "must be numbers, shape (4,), got object numbers, shape ()"),
+        (lambda right: right + 1j, "must be numbers, shape (4,), got complex128 numbers, shape (4,)"),
+        (lambda right: right * np.nan, "are not finite: [nan, nan, nan, nan]"),
+        (lambda right: np.ones(4), "must be 0 for others, got [1.0, 1.0, 1.0, 1.0]"),
+    ],
+)
+def test_weights_of_an_own_code_are_checked(weights: Any, why: str) -> None:
+    with pytest.raises(BadInput) as error:
+        OwnWeights(weights).decode([1, 2, 3])
+    assert str(error.value) == f"the weights of 'own' for the replies [1, 2, 3] {why}"
+
+
+def test_weights_of_an_own_code_may_be_of_any_real_type_and_stay_the_users() -> None:
+    kept = np.zeros(4)
+
+    def same(right: Any) -> Any:
+        kept[:] = right
+        return kept
+
+    for weights in (lambda right: right.astype("float32"), lambda right: right.astype(int), list, same):
+        code = OwnWeights(weights)
+        assert code.decode([1, 2, 3]).weights.tolist() == [0.0, 1.0, 1.0, 0.0]
+        assert code.decode([0, 1, 3]).exact
+        run = anyk.train(
+            anyk.problems.from_data("synthetic:rows=70,features=3"),
+            code,
+            "simulated",
+            workers=4,
+            delays="exp:mean=1",
+            steps=3,
+        )
+        assert run.receipt(2).residual < 1e-6
+        run.close()
+    kept[:] = 2.0  # nobody else reads it, nor is it read-only
+
+
+class Hasty(SetDecoder):
+    """Says after two replies that they suffice."""
+
+    def __init__(self, code: Code, *, says: bool) -> None:
+        super().__init__(code)
+        self._says = says
+
+    def add(self, worker: int) -> bool:
+        super().add(worker)
+        self.decodable = self._says and len(self._replied) >= 2
+        return len(self._replied) >= 2
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_decoder_that_is_too_hasty_ends_the_run(says: bool) -> None:
+    class Decoded(OwnWeights):
+        def decoder(self) -> Hasty:
+            return Hasty(self, says=says)
+
+        def _solve(self, replies: Any) -> Any:
+            return Code._solve(self, replies)
+
+    problem = anyk.problems.from_data("synthetic:rows=70,features=3")
+    with pytest.raises(anyk.RunFailed) as error:
+        anyk.train(problem, Decoded(list), "simulated", workers=4, delays="hetero:means=1/1/9/9", steps=9)
+    assert str(error.value).endswith(
+        "the decoder of 'own' says that 2 replies give the exact sum, and its weights leave a residual of 0.707"
+    )
 
 
 def test_rows_of_arrays_are_taken() -> None:

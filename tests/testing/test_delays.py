@@ -30,7 +30,8 @@ class Triangular(DelayModel):
         draws = np.sqrt(uniforms)
         return {
             "negative": draws - 0.5, "nan": draws * np.nan, "inf": draws + np.inf, "shape": draws[:1],
-            "block": draws + len(draws),
+            "block": draws + len(draws), "nothing": None, "text": np.full(len(draws), "1"), "complex": draws + 1j,
+            "objects": draws.astype(object),
         }.get(self.wrong, draws)  # fmt: skip
 
     def cdf(self, seconds, worker):
@@ -63,7 +64,18 @@ def test_each_thing_that_is_wrong_is_found(wrong):
 
 @pytest.mark.parametrize(
     ("wrong", "by"),
-    [("negative", "task"), ("nan", "task"), ("inf", "task"), ("shape", "task"), ("nan", "item"), ("inf", "item")],
+    [
+        ("negative", "task"),
+        ("nan", "task"),
+        ("inf", "task"),
+        ("shape", "task"),
+        ("nan", "item"),
+        ("inf", "item"),
+        ("nothing", "task"),
+        ("text", "round"),
+        ("complex", "task"),
+        ("objects", "item"),
+    ],
 )
 def test_what_is_no_delay_is_refused_when_it_is_drawn(wrong, by):
     law = Triangular(wrong, by=by)

@@ -36,7 +36,7 @@ from anyk.codes.decoders import (
     Selection,
     method,
 )
-from anyk.codes.made import CodeType, ReadOnlyArrays, fixed_property, valid_matrix
+from anyk.codes.made import CodeType, ReadOnlyArrays, checked_weights, fixed_property, is_users, valid_matrix
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -228,7 +228,10 @@ class Code(_CodeRows):
         remembered, key = self._remembered, (how, replies.tobytes())
         decoding = remembered.pop(key, None)
         if decoding is None:
-            decoding = self.judge(how.weights(self, replies))
+            weights = how.weights(self, replies)
+            if is_users(type(self)) or is_users(type(how)):
+                weights = checked_weights(self, weights, replies)
+            decoding = self.judge(weights)
             decoding.weights.flags.writeable = False
             if len(remembered) >= _REMEMBERED:
                 remembered.pop(next(iter(remembered)), None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from anyk.base.arrays import Floats, Indices
 from anyk.base.checks import AtLeastOne, check_range, check_value
 from anyk.base.errors import BadInput, as_bad_input
 from anyk.base.plain import ByName
@@ -83,12 +84,36 @@ class CodeType(ABCMeta):
     def __call__(cls, *args: Any, **keys: Any) -> Any:
         """Build a code and check it."""
         code = super().__call__(*args, **keys)
-        if not cls.__module__.startswith("anyk."):
+        if is_users(cls):
             try:
                 check_code(code)
             except BadInput as error:
                 raise BadInput(f"{cls.__name__}: {error}") from None
         return code
+
+
+def is_users(cls: type) -> bool:
+    """Return whether a class of codes is not one of anyk's."""
+    return not cls.__module__.startswith("anyk.")
+
+
+def checked_weights(code: Code, weights: Any, replies: Indices) -> Floats:
+    """Return a copy of the weights that a user's code or method gives ``replies``, shape (replies,) or with blocks.
+
+    Raises :class:`~anyk.BadInput` for another shape, what is not a finite number, or a weight of a message that has
+    not arrived.
+    """
+    shape = (code.replies,) if code.blocks == 1 else (code.replies, code.blocks)
+    given = np.asarray(weights)
+    name = f"the weights of '{code.spec}' for the replies {replies.tolist()}"
+    if given.shape != shape or given.dtype.kind not in "iuf":
+        raise BadInput(f"{name} must be numbers, shape {shape}, got {given.dtype} numbers, shape {given.shape}")
+    if not np.isfinite(given).all():
+        raise BadInput(f"{name} are not finite: {given.tolist()}")
+    absent = np.delete(given, replies, axis=0)
+    if absent.any():
+        raise BadInput(f"{name} must be 0 for others, got {given.tolist()}")
+    return given.astype(np.float64)
 
 
 def check_code(code: Code) -> None:

@@ -81,7 +81,7 @@ class DelayModel(ABC):
     def rounded(self, uniforms: Floats, worker: int) -> Floats:
         """Return the seconds, rounded to nanoseconds; raise if a custom delay model returns something else."""
         seconds = np.asarray(self.seconds(uniforms, worker))
-        valid = seconds.min(initial=0.0) >= 0.0 and seconds.max(initial=0.0) < np.inf
+        valid = seconds.dtype.kind in "iuf" and seconds.min(initial=0.0) >= 0.0 and seconds.max(initial=0.0) < np.inf
         if seconds.shape != uniforms.shape or not valid:
             raise BadInput(
                 f"seconds of '{self.name}' must be finite numbers of at least 0, shape {uniforms.shape}, "

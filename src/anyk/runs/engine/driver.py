@@ -44,6 +44,7 @@ from anyk.protocol import (
 from anyk.runs.engine.agreement import Agreement, tolerance_of
 from anyk.runs.engine.audit import Audit
 from anyk.runs.engine.carried_values import CarriedValues
+from anyk.runs.engine.command_checks import CommandChecks
 from anyk.runs.engine.counts import Usage
 from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
@@ -115,6 +116,7 @@ class Driver:
         )
         parts, audit = (cluster, self.versions, self.ledger), Audit(layout.partitions, layout.blocks)
         self._updates = None if problem is None else Updates(*parts, problem, optimizer, audit)
+        self._checks = CommandChecks(strategy.spec, layout, self.ledger)
         self._questions = Questions(*parts, problem, optimizer, evaluate_objective, answers)
         self._faults = Faults(layout.workers)
         self._workers_evaluate = workers_evaluate
@@ -134,7 +136,7 @@ class Driver:
             Cancel: self._cancel,
             RequestMessage: self._request,
             ProjectMessage: self._orders.append,
-            SetAlarm: self._orders.append,
+            SetAlarm: self._set_alarm,
             Combine: self._update,
             Mix: self._update,
             EvaluateLoss: self._questions.loss,
@@ -375,16 +377,23 @@ class Driver:
         return cuts
 
     def _dispatch(self, command: Dispatch) -> None:
+        if self._updates is not None:
+            self._checks.dispatch(command)
         self.ledger.dispatch(command, self._now)
         self._orders.append(command)
 
     def _cancel(self, command: Cancel) -> None:
+        self._checks.cancel(command)
         self._orders.append(command)
         # a virtual cluster reports the ends of cancelled chunks immediately
         cuts = self._send() if self.cluster.virtual else ()
         # a real worker may still answer, and does so if it is left to finish
         later = not self.cluster.virtual or command.mode == "discard"
         self.ledger.cancel(command, cuts, self._now, later=later)
+
+    def _set_alarm(self, command: SetAlarm) -> None:
+        self._checks.alarm(command)
+        self._orders.append(command)
 
     def _request(self, command: RequestMessage) -> None:
         self.ledger.request(command)
@@ -398,6 +407,8 @@ class Driver:
         """Make a slot's next version."""
         if self._orders:
             self._send()
+        if self._updates is not None:
+            self._checks.step(command)
         slot, version = command.slot, self.versions.newest[command.slot]
         full = self.ledger.with_gathered(command) if self.ledger.gathered else command
         if self._agreement is not None:

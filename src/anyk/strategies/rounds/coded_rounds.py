@@ -9,6 +9,7 @@ from math import isnan
 
 from anyk.base.arrays import Floats
 from anyk.base.checks import typed
+from anyk.codes.decoders import EXACT
 from anyk.protocol import (
     Alarm,
     Cancel,
@@ -184,13 +185,13 @@ class Rounds(CodeInUse):
         count = s.count
         if count is None:
             s.arrivals[reply] = s.now - s.began
-        over = s.decoder.add(reply)
+        exact = over = s.decoder.add(reply)
         if s.ending is not None:
             over = s.ending(s)
         elif not over:
             over = len(task_of) >= count if count else self.enough.enough(Waiting(s, self.code.messages))
         if over:
-            return self._step(s)
+            return self._step(s, exact=exact)
         return () if s.open else self._waited(s)
 
     def _waited(self, s: RoundState) -> Commands:
@@ -253,9 +254,16 @@ class Rounds(CodeInUse):
                 commands.append(SetAlarm(f"wait {number}", s.now + seconds))
         return commands
 
-    def _step(self, s: RoundState) -> list[Command]:
-        """Take the step and start the next round."""
-        step, done = self.work.step(s, self._scaled(s.decoder.select(), s.row_sums))
+    def _step(self, s: RoundState, *, exact: bool = False) -> list[Command]:
+        """Take the step and start the next round; ``exact``: the decoder has promised the exact sum."""
+        selection = s.decoder.select()
+        if (exact or s.decoder.decodable) and not selection.residual <= EXACT:
+            return self.cannot_step(
+                s,
+                f"the decoder of '{s.code.spec}' says that {len(s.task_of)} replies give the exact sum, "
+                f"and its weights leave a residual of {selection.residual:.3g}",
+            )
+        step, done = self.work.step(s, self._scaled(selection, s.row_sums))
         if self.enough.remembers:  # a worker that is cut off takes at least as long as the round
             late = [s.now - s.began] * (s.expected - len(s.arrivals))
             s.recent = (*s.recent, *s.arrivals.values(), *late)[-_ROUNDS_SEEN * self.code.replies :]
