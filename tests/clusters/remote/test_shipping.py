@@ -50,6 +50,72 @@ def test_a_cached_function_of_a_users_file_is_sent(tmp_path):
     assert done.returncode == 0 and float(done.stdout) == problem.loss(problem.initial()), done.stderr
 
 
+REGISTERS = """
+from dataclasses import dataclass
+import numpy as np
+import anyk
+
+@anyk.compression.register("whole")
+@dataclass(frozen=True)
+class Whole(anyk.compression.Compressor):
+    name, promise = "whole", "linear"
+
+    def size(self, length, itemsize):
+        return length * itemsize + -length * itemsize % 8
+
+    def pack(self, vector, key):
+        return np.frombuffer(vector.tobytes().ljust(self.size(vector.size, vector.itemsize), b"0"), np.uint8)
+
+    def unpack(self, payload, length, dtype, key):
+        return payload[: length * dtype.itemsize].view(dtype).copy()
+
+@anyk.optimizers.register("plain")
+@dataclass(frozen=True)
+class Plain(anyk.optimizers.Optimizer):
+    name, by_coordinate = "plain", True
+
+    def start(self, w):
+        return {}
+
+    def step(self, w, gradient, state, t, scale=1.0, out=None):
+        return np.subtract(w, self.rate.at(t) * scale * gradient, out=out)
+
+if __name__ == "__main__":
+    problem = anyk.problems.from_data("synthetic:rows=200,features=5")
+    for strategy, ours, like in (
+        ("compressed:of=uncoded,by=whole", "gd:lr=0.5", "uncoded"),
+        ("pasgd:tau=3", "plain:lr=0.5", "pasgd:tau=3"),
+    ):
+        mine = anyk.train(problem, strategy, "processes", workers=2, steps=5, optimizer=ours)
+        theirs = anyk.train(problem, like, "simulated", workers=2, steps=5, optimizer="gd:lr=0.5")
+        assert mine.model.tobytes() == theirs.model.tobytes(), strategy
+"""
+
+
+@pytest.mark.slow
+def test_workers_know_the_compressors_and_optimisers_of_a_users_script(tmp_path):
+    (tmp_path / "mine.py").write_text(REGISTERS)
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_process_has_registered_itself_stays(monkeypatch):
+    registry = anyk.compression.registry
+    monkeypatch.setattr(registry, "entries", dict(registry.entries))
+
+    @anyk.compression.register("mine")
+    class Mine(anyk.compression.Compressor):
+        pass
+
+    shipped = [memoryview(bytes(buffer)) for buffer in ship(anyk.testing.Squares(4))]
+    before = registry.entries["mine"]
+    unship(shipped)
+    assert registry.entries["mine"] is before
+    del registry.entries["mine"]
+    unship(shipped)
+    assert registry.entries["mine"].build.__name__ == "Mine"
+
+
 def in_torch():
     import torch
 
@@ -132,4 +198,4 @@ def test_a_parcel_has_the_rows_of_one_partition_only():
     for size, parcel in zip(all_partitions.sizes, single_parcels(all_partitions), strict=True):
         rows = size * 41 * 8  # features and target
         assert rows <= sum(buffer.nbytes for buffer in parcel) < 1.1 * rows
-        assert pickle.loads(parcel[0], buffers=parcel[1:]).sizes == all_partitions.sizes
+        assert unship(parcel).sizes == all_partitions.sizes

@@ -1,7 +1,12 @@
-"""Serialisation of partitions for workers: a description, and the arrays as separate buffers without copies."""
+"""Serialisation of partitions for workers: a description, and the arrays as separate buffers without copies.
+
+With them go the compressors, optimisers and schedules that the user's code has registered, as workers build these by
+name.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
@@ -11,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from anyk import compression, optimizers
 from anyk.base.errors import as_bad_input
+from anyk.base.registries import Registry
 from anyk.problems.base import Partitions, Problem, partition_abilities
 from anyk.problems.jax.loss_partitions import DecompiledPartitions
 
 _PLAIN = b"{"  # first byte of a JSON object, which no pickle has
+_BUILT_BY_WORKERS: tuple[Registry[Any], ...] = (compression.registry, optimizers.registry, optimizers.schedules)
 
 
 def ship(partitions: Partitions | Problem, *, to: str = "workers") -> list[memoryview]:
@@ -38,9 +46,22 @@ def ship(partitions: Partitions | Problem, *, to: str = "workers") -> list[memor
             return super().reducer_override(value)
 
     with as_bad_input(f"the problem cannot be sent to {to}", Exception), io.BytesIO() as file:
-        Pickler(file, protocol=5, buffer_callback=raw.append).dump(partitions)
+        Pickler(file, protocol=5, buffer_callback=raw.append).dump((_registered(), partitions))
         main = file.getvalue()
     return [memoryview(main), *(buffer.raw() for buffer in raw)]
+
+
+def _registered() -> list[tuple[int, str, bytes]]:
+    """Return what the user's code has registered: the number of its registry, its name and its pickled constructor."""
+    import cloudpickle
+
+    registered = []
+    for number, registry in enumerate(_BUILT_BY_WORKERS):
+        for name, entry in registry.entries.items():
+            if not entry.own and not entry.origin:  # installed plug-ins are installed for workers, too
+                with contextlib.suppress(Exception):  # if a worker needs it, it reports that there is none
+                    registered.append((number, name, cloudpickle.dumps(entry.build)))
+    return registered
 
 
 _LruCache = type(functools.lru_cache(len))
@@ -99,4 +120,9 @@ def unship(buffers: Sequence[memoryview]) -> Any:
             for buffer, (dtype, shape) in zip(buffers[1:], plain["arrays"], strict=True)
         ]
         return DecompiledPartitions.from_plain(plain, arrays)
-    return pickle.loads(buffers[0], buffers=buffers[1:])
+    registered, partitions = pickle.loads(buffers[0], buffers=buffers[1:])
+    for number, name, constructor in registered:
+        registry = _BUILT_BY_WORKERS[number]
+        if name not in registry.entries or registry.entries[name].own:  # else this process has registered it itself
+            registry.register(name)(pickle.loads(constructor))
+    return partitions
