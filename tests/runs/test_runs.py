@@ -587,6 +587,18 @@ def test_what_has_diverged(losses, diverged):
     assert (divergence(evaluations, "0.1") is not None) == diverged
 
 
+@pytest.mark.parametrize("loss", [float("nan"), 1.0])
+def test_a_loss_that_is_never_a_number_is_noted(loss):
+    class OfNoNumber(Squares):
+        def loss(self, w):
+            return loss
+
+    optimizer = anyk.optimizers.GD(lr=0.5)
+    run = anyk.train(OfNoNumber(4), "uncoded", "simulated", workers=4, steps=3, optimizer=optimizer)
+    notes = [note["text"] for note in run.notes if note["text"].startswith("the loss is not a number at any step")]
+    assert len(notes) == (loss != 1.0)
+
+
 def test_a_decode_that_would_amplify_float32_rounding_is_refused():
     class Loud(anyk.codes.FractionalRepetition):
         @property

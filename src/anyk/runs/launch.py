@@ -21,7 +21,7 @@ from anyk.runs.callbacks import RunInfo
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 from anyk.runs.evaluating import Evaluating
-from anyk.runs.evaluation.evaluator import divergence
+from anyk.runs.evaluation.evaluator import divergence, no_number
 from anyk.runs.floor import floor_seconds
 from anyk.runs.folder import checkpoints
 from anyk.runs.folder.environment import changes
@@ -272,6 +272,8 @@ class Launch:
         evaluations, evaluator = self._evaluating.finish(), self._evaluating.evaluator
         models = self._saving.write_models(driver, self._prepared.problem, self._evaluating.values)
         self._note_differences()
+        if without := no_number(evaluations):
+            log.note(driver.time, ASSUMED, without)
         versions = {slot: driver.versions[slot] for slot in driver.versions.trained}
         steps = versions if len(set(versions.values())) > 1 else driver.step  # models differ under a limit of seconds
         reached = evaluator.reached

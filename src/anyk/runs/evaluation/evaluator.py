@@ -331,3 +331,17 @@ def divergence(evaluations: Sequence[Evaluation], lr: str, metric: str = "", bet
                 f"{last.version}; lower the learning rate ({lr})"
             )
     return None
+
+
+def no_number(evaluations: Sequence[Evaluation]) -> str | None:
+    """Return a sentence on a loss that is NaN at every version that was evaluated, or None.
+
+    >>> no_number([Evaluation("model", 0, 0.0, 0.7, None), Evaluation("model", 5, 1.0, math.nan, None)])
+    """
+    losses = [evaluation.loss for evaluation in evaluations if evaluation.loss is not None]
+    if not losses or not all(map(math.isnan, losses)):
+        return None
+    return (
+        "the loss is not a number at any step that was evaluated, although the model is finite: a label or an index "
+        "that is out of range can be the cause, or the logarithm of 0"
+    )
