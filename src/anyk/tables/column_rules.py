@@ -155,8 +155,11 @@ def without_missing(cells: Array, missing: Iterable[str]) -> Array:
     return _objects(None if stands_for_none(cell) else cell for cell in cells)
 
 
-def read_dates(cells: Array, where: str) -> Floats:
-    """Return ISO dates as days since 1970-01-01, NaN if missing; raise BadInput for any other cell."""
+def read_dates(cells: Array, where: str, *, zoned: bool | None = None) -> tuple[Floats, bool]:
+    """Return ISO dates as days since 1970-01-01, NaN if missing, and whether they have a time zone.
+
+    ``zoned``: whether they must have one. Raises BadInput for any other cell.
+    """
     values = np.full(len(cells), np.nan)
     zones: dict[bool, str] = {}
     for row, cell in enumerate(cells.tolist()):
@@ -179,7 +182,13 @@ def read_dates(cells: Array, where: str) -> Floats:
             f"{where} has dates with a time zone ('{shown(zones[True])}') and without ('{shown(zones[False])}'); give "
             "all or none a time zone"
         )
-    return values
+    if zoned is not None and (not zoned) in zones:
+        here, before = ("without", "with") if zoned else ("with", "without")
+        raise BadInput(
+            f"{where} has dates {here} a time zone, such as '{shown(zones[not zoned])}', but the model learned from "
+            f"dates {before}; write them as there"
+        )
+    return values, True in zones
 
 
 def read_numbers(cells: Array, where: str, unit: str | None = None) -> tuple[Floats, str]:

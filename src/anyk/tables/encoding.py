@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from anyk.base import Array, BadInput, Flags, Indices
+from anyk.base import Array, BadInput, Flags, Floats, Indices
 from anyk.tables.cells import is_number, missing_values, unusable_values
 from anyk.tables.column_rules import read_dates, read_numbers, without_missing
 from anyk.tables.input_files import shown
@@ -25,15 +25,18 @@ class Column:
     """A column of a file before encoding; text becomes one 0/1 column for each of its ``categories``.
 
     ``fill`` replaces missing values; with None they are refused. The category of missing text is ``""``. ``date``:
-    whether cells are ISO dates, which become days since 1970-01-01. ``unit``: what stands beside each number, such as
-    ``%``; None if cells are plain numbers.
+    whether cells are ISO dates, which become days since 1970-01-01, and ``zoned`` whether these have a time zone.
+    ``unit``: what stands beside each number, such as ``%``; None if cells are plain numbers. ``truth``: whether all
+    values are 1 and 0, for which the words true and false may stand.
     """
 
     name: str
     categories: tuple[str, ...] = ()
     fill: float | str | None = None
     date: bool = False
+    zoned: bool = False
     unit: str | None = None
+    truth: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,9 @@ class Encoding:
                 raise BadInput(f"{column_name} has no value in the rows to learn from; leave it out")
             replacement: float | str | None = None
             categories: tuple[str, ...] = ()
+            truth = False
             if column.dtype.kind == "f":
+                truth = are_truths(column)
                 if fill is not None:
                     replacement = float(np.mean(present) if fill == "mean" else np.median(present))
             else:
@@ -83,7 +88,7 @@ class Encoding:
                 gaps = len(present_anywhere) < len(column)
                 categories = tuple(sorted({*present_anywhere, *([""] if gaps else [])}))
                 replacement = "" if gaps or fill is not None else None
-            fitted.append(replace(described, categories=categories, fill=replacement))
+            fitted.append(replace(described, categories=categories, fill=replacement, truth=truth))
         return tuple(fitted)
 
     @property
@@ -245,6 +250,11 @@ def check_complete(column: Array, where: str, remedy: str = "") -> None:
         raise BadInput(f"{where} is missing or not finite in {rows_text(count)}; remove or fill them{remedy}")
 
 
+def are_truths(column: Floats) -> bool:
+    """Return whether all numbers in a column are 1 or 0, apart from missing ones."""
+    return bool(((column == 0.0) | (column == 1.0) | np.isnan(column)).all())
+
+
 def truths_as_numbers(column: Array) -> Array:
     """Return a column of the words true and false, or without values, as 1, 0 and NaN; any other unchanged."""
     if column.dtype.kind == "f" or not {cell and cell.lower() for cell in column} <= {"true", "false", None}:
@@ -260,16 +270,18 @@ def rows_text(count: int) -> str:
 def _check_column(column: Column, cells: Array, where: str) -> Array:
     """Return the cells of a column, filled and of the column's kind."""
     if column.date:
-        cells = read_dates(cells, where)
+        cells, _ = read_dates(cells, where, zoned=column.zoned)
     elif column.unit is not None:
         cells = read_numbers(cells, where, column.unit)[0]
+    elif column.truth:
+        cells = truths_as_numbers(cells)
     gaps = unusable_values(cells) if column.fill is None else missing_values(cells)
     if column.categories:
         if cells.dtype.kind == "f" and not gaps.all():
             raise BadInput(f"{where} holds numbers, but the model learned from text there; save it as text")
         cells = cells.astype(object)
     else:
-        cells = _as_numbers(truths_as_numbers(cells), gaps, where)
+        cells = _as_numbers(cells, gaps, where)
     if gaps.any():
         if column.fill is None:
             raise BadInput(

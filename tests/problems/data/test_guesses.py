@@ -257,3 +257,56 @@ def test_shards_say_what_one_pass_shows(tmp_path: Path) -> None:
         "the 3 different whole numbers in 'y' are classes",
     ):
         assert sentence in text, text
+
+
+# ------------------------------------------------------------------------------------------- new rows
+
+
+ZONED = [f"2024-01-{1 + i % 28:02d}T00:00+02:00" for i in range(40)]
+LOCAL = [day[:16] for day in ZONED]
+
+
+@pytest.mark.parametrize(
+    ("learned", "new", "why"), [(LOCAL, ZONED, "with .* from dates without"), (ZONED, LOCAL, "without .* dates with")]
+)
+def test_dates_of_new_rows_have_a_time_zone_as_in_training(learned: Any, new: Any, why: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "train.csv", "day,size,price", learned, A, PRICE)
+    run = train(from_data("file:dates=day,target=price,task=regression", file=file, progress=None), 5)
+    same = write(tmp_path / "same.csv", "day,size", learned[::-1], A)
+    assert len(run.predict(same)) == 40
+    with pytest.raises(BadInput, match=f"has dates {why}"):
+        run.predict(write(tmp_path / "new.csv", "day,size", new, A))
+
+
+TRUTHS = ["true", "false"] * 20
+
+
+@pytest.mark.parametrize("learned", [TRUTHS, [1, 0] * 20])
+def test_true_and_false_stand_for_one_and_zero(learned: Any, tmp_path: Path) -> None:
+    """In any file of new rows, if all values learned from are such; and in shards as in one file."""
+    file = write(tmp_path / "train.csv", "new,size,price", learned, A, PRICE)
+    frame = pytest.importorskip("pandas").read_csv(file)
+    for problem in (
+        from_data("file:target=price,task=regression", file=file, progress=None),
+        from_data(f"shards:files={file},target=price,task=regression", progress=None),
+        LeastSquares(frame[["new", "size"]].astype(float), frame["price"]),
+    ):
+        run = train(problem, 5)
+        words, digits = (write(tmp_path / "new.csv", "new,size", new, A) for new in (TRUTHS, [1, 0] * 20))
+        assert run.predict(words) == pytest.approx(run.predict(digits))
+
+
+@pytest.mark.parametrize("learned", [[0, 2] * 20, [0.0, 1.0, 0.25, 0.75] * 10, [-1, 1] * 20, [1.0, 0.5] * 20])
+def test_true_and_false_are_no_other_numbers(learned: Any, tmp_path: Path) -> None:
+    file = write(tmp_path / "train.csv", "new,size,price", learned, A, PRICE)
+    frame = pytest.importorskip("pandas").read_csv(file)
+    for problem in (
+        from_data("file:target=price,task=regression", file=file, progress=None),
+        from_data(f"shards:files={file},target=price,task=regression", progress=None),
+        LeastSquares(frame[["new", "size"]], frame["price"]),
+    ):
+        run = train(problem, 5)
+        with pytest.raises(
+            BadInput, match="column 'new' .* holds text, such as 'true', but the model learned from num"
+        ):
+            run.predict(write(tmp_path / "new.csv", "new,size", TRUTHS, A))

@@ -195,7 +195,7 @@ def _check_names_differ(names: Sequence[str], used: Sequence[int], file: Path) -
 def _target(y: Array, kind: Kind | None, name: str, where: str, settings: FileSettings) -> Array:
     """Return the targets as numbers, or as labels of text."""
     if kind == "date":
-        y = read_dates(y, where)
+        y, _ = read_dates(y, where)
     elif kind == "number":
         y = read_numbers(y, where)[0]
     elif kind == "text" and y.dtype.kind == "f":
@@ -225,7 +225,8 @@ def _read_column(
     where = f"column '{shown(name)}' of {shown(file)}"
     cells = without_missing(table.columns[index], settings.cells.missing)
     if kind == "date":
-        return Column(name, date=True), read_dates(cells, where)
+        values, zoned = read_dates(cells, where)
+        return Column(name, date=True, zoned=zoned), values
     if kind == "number":
         values, unit = read_numbers(cells, where)
         return Column(name, unit=unit), values

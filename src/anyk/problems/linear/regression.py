@@ -40,7 +40,7 @@ from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.watch import DATA, REMEDY_OF_PROBLEM, CodeWatch, Computing, rounding, sketch_of_problem
-from anyk.tables import Column, Encoding, check_sizes, is_sparse, listed, merged
+from anyk.tables import Column, Encoding, are_truths, check_sizes, is_sparse, listed, merged
 
 _SQUARED_IN_SINGLE = 1e12  # larger numbers may have squares whose sum is infinite in single precision
 _BOTH = "give X_test and y_test together, or neither"
@@ -126,7 +126,9 @@ class LinearProblem(ProblemAbilities):
             design = design_of(X, "X")
             names = names_of_columns(X)
             if names:
-                self.encoding = Encoding(tuple(map(Column, names)), named=True)
+                truths = [not is_sparse(design) and are_truths(design[:, i]) for i in range(len(names))]
+                columns = [Column(name, truth=truth) for name, truth in zip(names, truths, strict=True)]
+                self.encoding = Encoding(tuple(columns), named=True)
             self.samples = int(design.shape[0])
             self.classes = self._read_classes(classes)
             self.y = self._read_targets(array_of(y, "y"), self.samples, "y")

@@ -230,7 +230,8 @@ def _encoding(shards: Shards, survey_result: Survey, fill: str | None, where: st
         present = float(column_moments.present[0]) if words is None else float(sum(words.values()))
         _check_present(present, rows, column_name, filled=words is not None or fill is not None)
         if words is None:
-            columns.append(Column(names[index], (), None if fill is None else float(column_moments.mean[0])))
+            replacement = None if fill is None else float(column_moments.mean[0])
+            columns.append(Column(names[index], fill=replacement, truth=_are_ones_and_zeros(column_moments)))
             moments_of.append(_filled(column_moments, rows))
         else:
             check_categories(words, column_name)
@@ -266,6 +267,14 @@ def _check_present(present: float, rows: float, where: str, *, filled: bool) -> 
 
 def _are_truths(words: Mapping[str, int]) -> bool:
     return {word.lower() for word in words} <= {"true", "false"}
+
+
+def _are_ones_and_zeros(column: Moments) -> bool:
+    """Return whether all values of a column are 1 and 0: none is beyond them, and their sum counts those not 0."""
+    low, high, present, nonzero, mean = (
+        float(values[0]) for values in (column.low, column.high, column.present, column.nonzero, column.mean)
+    )
+    return low >= 0.0 and high <= 1.0 and abs(present * mean - nonzero) <= 1e-9 * present
 
 
 def _of_truths(words: Mapping[str, int]) -> Moments:
