@@ -178,7 +178,7 @@ def test_weights_of_an_own_code_are_checked(weights: Any, why: str) -> None:
     assert str(error.value) == f"the weights of 'own' for the replies [1, 2, 3] {why}"
 
 
-def test_weights_of_an_own_code_may_be_of_any_real_type_and_stay_the_users() -> None:
+def test_weights_of_an_own_code_stay_the_users() -> None:
     kept = np.zeros(4)
 
     def same(right: Any) -> Any:

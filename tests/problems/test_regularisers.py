@@ -85,7 +85,7 @@ def _with_padding(ends: Any, padding: Any, attributes: Any) -> Parted:
     return made
 
 
-def test_workers_that_get_partitions_of_their_own_have_the_factors() -> None:
+def test_workers_with_partitions_of_their_own_have_factors() -> None:
     partitions: Any = Parted([0, 30, 60])
     partitions.penalty = FACTORS
     sent = [*parcels(partitions, [(0,), (1,)]), *single_parcels(partitions)]

@@ -93,7 +93,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_workers_know_the_compressors_and_optimisers_of_a_users_script(tmp_path):
+def test_workers_know_what_a_users_script_registers(tmp_path):
     (tmp_path / "mine.py").write_text(REGISTERS)
     done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -143,7 +143,7 @@ def test_a_number_with_a_fraction_is_no_date(tmp_path: Path) -> None:
         from_data("file:dates=day,test=0.5", file=file, progress=None)
 
 
-def test_points_of_thousands_are_doubted_beside_units_and_in_targets(tmp_path: Path) -> None:
+def test_points_of_thousands_are_doubted_in_units_and_targets(tmp_path: Path) -> None:
     amounts = ["1.234", "12.345", "999", "2.345", "3.456", "4.567"] * 4
     said: list[str] = []
     file = write(tmp_path / "t.csv", "a,y", [f"{amount} €" for amount in amounts], np.arange(24) % 2)
