@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import sys
-from functools import partial
+from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 import anyk
 from anyk.base.errors import BadInput
 from anyk.problems.replicas import Trial
-from anyk.problems.surroundings import differences, variables_of
+from anyk.problems.surroundings import differences, is_read, variables_of
 
 MODULE = """
 import torch
@@ -297,3 +298,80 @@ def test_hooks_of_a_module_and_what_they_read_are_variables() -> None:
     assert list(differences(first, second)) == [("variable 'scale'[0]", "1.0", "2.0")]
     handle.remove()
     assert variables_of({"the module": module}) == before
+
+
+# ------------------------------------------------------------------------------------------- one name, several things
+
+
+def scaled(scale: float) -> Any:
+    return lambda outputs: scale * outputs
+
+
+def test_variables_of_one_name_are_told_apart() -> None:
+    first, second = scaled(1.0), scaled(1.0)
+    before = variables_of({"the losses": [first, second]})
+    second.__closure__[0].cell_contents = 2.0
+    assert list(differences(before, variables_of({"the losses": [first, second]}))) == [
+        ("variable 'scale' (2)", "1.0", "2.0")
+    ]
+    kinds = [type("Loss", (), {"scale": 1.0, "__call__": lambda self: self.scale}) for _ in range(2)]
+    objects = {"the losses": [kind() for kind in kinds]}
+    before = variables_of(objects)
+    kinds[1].scale = 3.0  # type: ignore[attr-defined]
+    assert [(was, now) for _, was, now in differences(before, variables_of(objects))] == [("1.0", "3.0")]
+
+
+def test_functions_that_differ_in_a_constant_differ() -> None:
+    functions = [
+        *(lambda x: x.sum((0, 1)), lambda x: x.sum((0, 2))),
+        *(lambda x: [y * 2 for y in x], lambda x: [y * 3 for y in x]),
+        *(lambda x: x in {1, 2}, lambda x: x in {1, 3}),
+    ]
+    digests = [variables_of({"the loss": function})["the loss"] for function in functions]
+    assert len(set(digests)) == len(functions)
+    assert len({variables_of({"the loss": scaled(1.0)})["the loss"] for _ in range(3)}) == 1
+
+
+def test_sets_and_shapes_are_the_same_in_every_process_or_differ() -> None:
+    shown = variables_of({"a set": {scaled, max, object(), "word"}})["a set"]
+    assert " at 0x" not in shown and variables_of({"a set": {scaled, max, object(), "word"}})["a set"] == shown
+    tensors = [torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(3, 2)]
+    one, other = (variables_of({"a tensor": tensor})["a tensor"] for tensor in tensors)
+    assert one.startswith("an array of shape (2, 3)") and one != other
+
+
+def test_a_users_class_may_be_called_generator() -> None:
+    class Generator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 2.0
+
+    assert variables_of({"the module": Generator()})["attribute 'scale' of the module"] == "2.0"
+    for generator in (torch.Generator(), random.Random(1), np.random.default_rng(1), random.SystemRandom()):
+        assert variables_of({"it": generator}) == {}
+
+
+def test_a_decorated_method_reads_what_its_function_reads() -> None:
+    def decorated(function: Any) -> Any:
+        @wraps(function)
+        def inner(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        return inner
+
+    def enclosing(function: Any) -> Any:
+        return lambda *arguments: function(*arguments)
+
+    class Caller:
+        def __call__(self, data: Any, index: int) -> Any:
+            return data.scale * index
+
+    class Inheriting(Caller): ...
+
+    def item(self: Any, index: int) -> Any:
+        return self.scale * index
+
+    for method in (item, decorated(item), enclosing(item), lru_cache(item), lru_cache(decorated(item)), Inheriting()):
+        data = type("Data", (), {"__getitem__": method, "scale": 1.0, "other": 2.0})()
+        assert is_read(data, "attribute 'scale' of the data set", [])
+        assert not is_read(data, "attribute 'other' of the data set", [])

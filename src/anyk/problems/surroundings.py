@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import random
 import re
 import sys
 import sysconfig
@@ -115,20 +116,35 @@ def _names_read(kind: type) -> set[str]:
     return names
 
 
-def _names_of(member: Any, depth: int = 0) -> Iterator[str]:
-    """Yield the names in a function's code, or in that of a method or property, and of functions that it calls."""
-    for _ in range(_WRAPPED):
-        inner = (getattr(member, name, None) for name in ("fget", "func", "__func__"))
-        member = next((function for function in inner if function is not None), member)
+def _names_of(member: Any, depth: int = 0, seen: dict[int, Any] | None = None) -> Iterator[str]:
+    """Yield the names in a function's code, or in that of a method or property, and of functions that it calls.
+
+    ``seen``: what was looked into before, by its id.
+    """
+    seen = {} if seen is None else seen
+    if id(member) in seen or depth > 2 * _WRAPPED:
+        return
+    seen[id(member)] = member
+    for layer in ("fget", "func", "__func__", "__wrapped__"):
+        inner = getattr(member, layer, None)
+        if inner is not None:
+            yield from _names_of(inner, depth + 1, seen)
     if not isinstance(member, types.FunctionType):
-        member = vars(type(member)).get("__call__")
-    if isinstance(member, types.FunctionType) and depth < _WRAPPED:
+        member = next((vars(base)["__call__"] for base in type(member).__mro__ if "__call__" in vars(base)), None)
+    if isinstance(member, types.FunctionType):
         names = set(_names_in(member.__code__))
         yield from names
-        for name in names:
-            called = member.__globals__.get(name)
-            if isinstance(called, types.FunctionType) and not _is_library(called.__module__):
-                yield from _names_of(called, depth + 1)
+        called = [member.__globals__.get(name) for name in names]
+        for function in (*called, *_enclosed(member)):
+            if isinstance(function, types.FunctionType) and not _is_library(function.__module__):
+                yield from _names_of(function, depth + 1, seen)
+
+
+def _enclosed(function: types.FunctionType) -> Iterator[Any]:
+    """Yield the values of the variables in a function's closure."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is not assigned yet
+            yield cell.cell_contents
 
 
 def attributes_of(value: object) -> dict[str, Any]:
@@ -148,6 +164,7 @@ class _Survey:
     def __init__(self, *, arrays: bool) -> None:
         self._arrays = arrays
         self._seen: dict[int, Any] = {}  # keeps the objects alive, as their ids are the keys
+        self._holders: dict[str, list[object]] = {}  # what the variables of a name belong to
         self.reads_environment = False
         self.texts: set[str] = set()  # among which are the names of variables in the environment
 
@@ -165,7 +182,7 @@ class _Survey:
             return
         array = _array(value)
         if array is not None:
-            yield name, _digest(array)
+            yield name, _digest(array, tuple(value.shape))
         elif value is os.environ:
             self.reads_environment = True
         elif isinstance(value, (Mapping, list, tuple, set, frozenset)):
@@ -178,6 +195,14 @@ class _Survey:
         elif not isinstance(value, types.ModuleType):
             yield from self._object(value, name, depth)
 
+    def _unique(self, name: str, holder: object) -> str:
+        """Return a variable's name, with a number if another holder has one of this name, such as another closure."""
+        holders = self._holders.setdefault(name, [])
+        place = next((place for place, other in enumerate(holders) if other is holder), len(holders))
+        if place == len(holders):
+            holders.append(holder)
+        return f"{name} ({place + 1})" if place else name
+
     def _container(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
         """Yield the elements of a dictionary, list, tuple or set."""
         if isinstance(value, Mapping):
@@ -189,7 +214,7 @@ class _Survey:
             for i in range(min(len(value), _ELEMENTS)):
                 yield from self.leaves(value[i], f"{name}[{i}]", depth + 1)
         else:
-            yield name, _shown(sorted(map(repr, value)))
+            yield name, _shown(sorted(map(_without_address, value)))
 
     def _callable(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
         """Yield a function or method, what it reads, and what it is bound to."""
@@ -221,10 +246,11 @@ class _Survey:
                 content = cell.cell_contents
             except ValueError:  # it is not assigned yet
                 continue
-            yield from self.leaves(content, f"variable '{variable}'", depth + 1)
+            yield from self.leaves(content, self._unique(f"variable '{variable}'", cell), depth + 1)
+        called = self._unique(_called(function), function)
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         for index, default in enumerate(defaults):
-            yield from self.leaves(default, f"default {index} of {_called(function)}", depth + 1)
+            yield from self.leaves(default, f"default {index} of {called}", depth + 1)
         names = set(_names_in(code))
         if names & _ENVIRONMENT:
             self.reads_environment = True
@@ -234,7 +260,8 @@ class _Survey:
             if isinstance(content, types.ModuleType):
                 yield from self._module(content, names, depth)
             else:
-                yield from self.leaves(content, _variable(variable, function.__module__), depth + 1)
+                unique = self._unique(_variable(variable, function.__module__), function.__globals__)
+                yield from self.leaves(content, unique, depth + 1)
 
     def _module(self, module: types.ModuleType, names: set[str], depth: int) -> Iterator[tuple[str, str]]:
         """Yield the variables of an imported module that a function may read."""
@@ -253,15 +280,16 @@ class _Survey:
         for base in kind.__mro__:
             if base is object or _is_library(base.__module__):
                 continue
+            base_name = self._unique(base.__name__, base)
             for key, content in list(vars(base).items()):
                 if isinstance(content, (staticmethod, classmethod)):
                     content = content.__func__
                 elif isinstance(content, property):
                     content = content.fget
                 if isinstance(content, types.FunctionType):
-                    yield from self.leaves(content, f"{base.__name__}.{key}", depth + 1)
+                    yield from self.leaves(content, f"{base_name}.{key}", depth + 1)
                 elif not key.startswith("__"):
-                    yield from self.leaves(content, f"attribute '{key}' of class {base.__name__}", depth + 1)
+                    yield from self.leaves(content, f"attribute '{key}' of class {base_name}", depth + 1)
 
     def _object(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
         """Yield the attributes of an object and of its class."""
@@ -342,11 +370,9 @@ def _is_library(module: str | None) -> bool:
 
 def _is_generator(value: object) -> bool:
     """Return whether an object draws random numbers, and so changes with each use."""
-    return isinstance(value, (np.random.Generator, np.random.RandomState)) or type(value).__name__ in (
-        "Generator",
-        "Random",
-        "SystemRandom",
-    )
+    if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random)):
+        return True
+    return type(value).__name__ == "Generator" and type(value).__module__.partition(".")[0] == "torch"
 
 
 def _is_trained(value: object) -> bool:
@@ -391,20 +417,38 @@ def _array(value: Any) -> Array | None:
     return None
 
 
-def _digest(array: Array) -> str:
-    """Return a text that differs if arrays differ; of large arrays a sample of the numbers is read."""
+def _digest(array: Array, shape: tuple[int, ...]) -> str:
+    """Return a text that differs if arrays, or their ``shape``, differ; of large arrays a sample of numbers is read."""
     flat = array.reshape(-1)
     sampled = flat[:: -(-flat.size // _SAMPLED)] if flat.size > _SAMPLED else flat
     digest = hashlib.blake2b(np.ascontiguousarray(sampled).view(np.uint8).data, digest_size=8).hexdigest()
     if array.size == 1:
         return _shown(flat[0].item())
-    return f"an array of shape {array.shape} ({digest})"
+    return f"an array of shape {shape} ({digest})"
 
 
 def _digest_of_code(code: types.CodeType) -> str:
-    plain = [repr(constant) for constant in code.co_consts if isinstance(constant, _PLAIN)]
-    code_text = repr((code.co_code, code.co_names, plain))
+    code_text = repr((code.co_code, code.co_names, _text_of_constant(code.co_consts)))
     return hashlib.blake2b(code_text.encode(errors="replace"), digest_size=4).hexdigest()
+
+
+def _text_of_constant(constant: Any) -> str:
+    """Return a text of a constant in code that is the same in other processes."""
+    if isinstance(constant, types.CodeType):
+        return _digest_of_code(constant)
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_text_of_constant, constant))})"
+    if isinstance(constant, frozenset):
+        return f"{{{', '.join(sorted(map(_text_of_constant, constant)))}}}"
+    return repr(constant)
+
+
+def _without_address(value: Any) -> str:
+    """Return a text of an element of a set that is the same in other processes."""
+    if isinstance(value, types.FunctionType):
+        return f"{_called(value)} ({_digest_of_code(value.__code__)})"
+    value_text = repr(value)
+    return type(value).__qualname__ if " at 0x" in value_text else value_text
 
 
 def _of_environment(name: str) -> str:
