@@ -196,6 +196,30 @@ def test_checkpoint_of_a_resumed_run_remembers_the_best(tmp_path):
     assert keep.state_dict() == {"model": (5.0, 6)}
 
 
+class Beginning(anyk.Callback):
+    """Looks at the state of another callback as soon as a run has begun, before its first evaluation."""
+
+    def __init__(self, of):
+        self.of = of
+
+    def on_begin(self, info):
+        self.state = self.of.state_dict()
+
+
+def test_checkpoint_has_its_state_before_the_first_evaluation(tmp_path):
+    """A run that was resumed is saved after a second, and the next one continues from that."""
+    losses = [5, 1, 4, 3, 2, 2, 2]
+    scripted(Checkpoint(tmp_path / "models", best="loss"), losses=losses, steps=2, out=tmp_path / "run").close()
+    keep = Checkpoint(tmp_path / "models", best="loss")
+    begun = Beginning(keep)
+    anyk.resume(
+        tmp_path / "run", problem=Scripted(losses), optimizer=Counting(), steps=5, callbacks=[keep, begun]
+    ).close()  # fmt: skip
+    assert begun.state["model"] == keep.state_dict()["model"][:1] + (2,) == (1.0, 2)
+    scripted(keep, begun, losses=[7.0], steps=1).close()
+    assert begun.state == {}  # another run begins anew
+
+
 def test_checkpoint_of_several_models_and_runs(tmp_path):
     problems = [linear(), linear()]
     run = anyk.train_many(

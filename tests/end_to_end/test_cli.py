@@ -335,6 +335,27 @@ def test_a_closed_output_is_no_error(arguments):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("arguments", [["list", "delays"], ["list", "codes"], ["list", "codes", "--json", "-"]])
+def test_a_reader_that_ends_is_no_error(arguments):
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as reader:
+        reader.wait()
+        done = subprocess.run(
+            [sys.executable, "-m", "anyk", *arguments], stdout=reader.stdin, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), MemoryError("74 GiB")])
+def test_an_error_of_a_callback_is_not_taken_for_the_commands(error, tmp_path):
+    (tmp_path / "callback.py").write_text(
+        f"import anyk\n\nclass Sending(anyk.Callback):\n    def on_step(self, info):\n        raise {error!r}\n"
+    )
+    callback = f"{tmp_path / 'callback.py'}:Sending"
+    result = run("train", *SMALL, "--steps", "2", "--out", str(tmp_path / "run"), "--callback", callback)
+    assert result.exit_code == 1, result.output
+    assert f"{type(error).__name__}: " in result.output and "raised by on_step of the callback Sending" in result.output
+
+
 @pytest.mark.parametrize("what", [(), ("Unable to allocate 74.5 GiB for an array",)])
 def test_too_little_memory_is_said_in_a_sentence(what, tmp_path, monkeypatch):
     def full(*_, **__):

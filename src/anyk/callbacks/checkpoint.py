@@ -114,8 +114,14 @@ class Checkpoint(Callback):
     def on_begin(self, info: RunInfo) -> None:
         self._info, self._best = info, {}
         self._into = self.folder / info.title if info.title else self.folder
-        if self.best is not None:
-            Best(self.best, "best of Checkpoint").begin(info)
+        restored, self._restored = self._restored, {}
+        if self.best is None:
+            return
+        self._new_best()  # which refuses a run without evaluation
+        for slot, (value, step) in restored.items():
+            best = self._best[slot] = self._new_best()
+            # not as arguments, which are checked: NumPy's numbers come back from a checkpoint as arrays
+            best.value, best.step = value, step
 
     def on_step(self, info: StepInfo) -> None:
         if self.every is not None and info.step % self.every == 0:
@@ -125,12 +131,15 @@ class Checkpoint(Callback):
         if self.best is None:
             return
         if info.slot not in self._best:
-            best = self._best[info.slot] = Best(self.best, "best of Checkpoint")
-            best.begin(self._info)
-            # not as arguments, which are checked: NumPy's numbers come back from a checkpoint as arrays
-            best.value, best.step = self._restored.pop(info.slot, (None, -1))
+            self._best[info.slot] = self._new_best()
         if self._best[info.slot].improved(info):
             self._write(info.slot, "best", info.model)
+
+    def _new_best(self) -> Best:
+        assert self.best is not None
+        best = Best(self.best, "best of Checkpoint")
+        best.begin(self._info)
+        return best
 
     def _write(self, slot: str, name: str, model: Vector) -> None:
         file = self._into / f"{'' if slot == 'model' else f'{slot}-'}{name}.npy"

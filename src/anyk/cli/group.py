@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -180,13 +182,6 @@ class _Group(Listing):
         except KeyboardInterrupt:
             click.echo(_INTERRUPTED, err=True)
             ctx.exit(130)
-        except MemoryError as error:
-            reason = f" ({error})" if str(error) else ""
-            warn(f"this takes more memory than there is{reason}; use fewer workers or less data")
-            ctx.exit(2)
-        except BrokenPipeError:
-            sys.stderr.close()  # the reader of the output has ended, which is no error
-            ctx.exit(0)
         except Exception as error:
             status = _explain(error)
             if status is None:
@@ -200,6 +195,14 @@ def _explain(error: Exception) -> int | None:
     if any(note.startswith(RAISED) for note in notes):
         warn(f"{describe_error(error)}; {'; '.join(notes)}")
         return 1
+    if isinstance(error, MemoryError):
+        reason = f" ({error})" if str(error) else ""
+        warn(f"this takes more memory than there is{reason}; use fewer workers or less data")
+        return 2
+    if isinstance(error, BrokenPipeError) and _reader_has_ended():  # which is no error
+        drop_output()
+        sys.stderr.close()
+        return 0
     if isinstance(error, FileNotFoundError) and not _here():
         warn("the current folder does not exist any more; change to another")
         return 2
@@ -212,6 +215,17 @@ def _explain(error: Exception) -> int | None:
         drop_output()
         warn(f"the output cannot be written ({error.strerror})")
     return 2
+
+
+def _reader_has_ended() -> bool:
+    """Return whether nobody reads standard output or error any more, as behind ``anyk … | head``."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # it is no file
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)
+            if any(events & select.POLLERR for _, events in poll.poll(0)):
+                return True
+    return False
 
 
 def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:

@@ -65,6 +65,10 @@ def people() -> Console:
     """
     from rich.console import Console
 
+    class CommandConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # the group of commands decides: Rich would exit with status 1
+
     meta = click.get_current_context().meta
     if _CONSOLE not in meta:
         to_errors = json_to_output()
@@ -73,7 +77,7 @@ def people() -> Console:
         width = None if terminal or columns.isdecimal() else _UNLIMITED
         if columns.isdecimal() and int(columns) == 0:  # unknown, as in some editors
             width = shutil.get_terminal_size().columns if terminal else _UNLIMITED
-        meta[_CONSOLE] = Console(stderr=to_errors, width=width)
+        meta[_CONSOLE] = CommandConsole(stderr=to_errors, width=width)
     console: Console = meta[_CONSOLE]
     return console
 
