@@ -314,3 +314,38 @@ def test_times_that_were_cut_off_bound_the_medians_too() -> None:
         (times < 2.0, "the costs are lower bounds, also of the rounds' medians, since how long those workers"),
     ):
         assert any(sentence in explained for explained in anyk.explain(Record(times, censored)).sentences)
+
+
+def test_all_workers_may_stand_out() -> None:
+    times = np.ones((80, 2))
+    order = np.random.default_rng(0).permutation(80)
+    times[order[:40], 0], times[order[40:], 1] = 4.0, 1.6
+    explanation = anyk.explain(Record(times))
+    assert set(explanation.named) == {0, 1}
+    assert "worker 1 costs 11 % of the run: it takes over 1.5 times the others' median in 50 %" in "\n".join(
+        explanation.sentences
+    )
+
+
+def test_savings_are_those_of_workers_that_stand_out() -> None:
+    """Not of one that costs more by a single round."""
+    times = np.ones((60, 8))
+    times[:, 7] = 1.6
+    times[5] *= 100
+    times[5, 0] = 400
+    explanation = anyk.explain(Record(times))
+    assert explanation.named == (7,) and explanation.workers[0].worker == 0
+    text = "\n".join(explanation.sentences)
+    assert "with worker 7 at the others' median" in text and "with worker 0" not in text
+
+
+def test_all_that_stand_out_are_mended_together() -> None:
+    times = np.random.default_rng(1).uniform(0.98, 1.02, (60, 8))
+    times[:, 6:] *= 3
+    explanation = anyk.explain(Record(times))
+    repaired = times.copy()
+    repaired[:, 6:] = np.minimum(times[:, 6:], lower_median(times[:, :6])[:, None])
+    saved = times.max(axis=1).sum() - repaired.max(axis=1).sum()
+    assert explanation.saves_named == pytest.approx(saved, rel=1e-12)
+    share = f"{100 * saved / times.max(axis=1).sum():.0f} %"
+    assert f"mending all 2 that stand out would save {share}" in "\n".join(explanation.sentences)

@@ -152,6 +152,12 @@ def test_faults_of_more_than_half_of_the_workers_end_the_run(workers):
         assert judged(workers, [*raised[:half], (half, "ValueError: 1")]) == [Failed] * (half + 1)
 
 
+def test_workers_that_were_given_up_do_not_speak_against_others():
+    gone = [(worker, f"OSError: disk {worker}") for worker in (0, 1) for _ in range(10)]
+    assert judged(4, [*gone, (2, "OSError: disk 2")]) == [*[*[Failed] * 9, Lost] * 2, Failed]
+    assert judged(5, [*gone, *((2, "not finite") for _ in range(9)), (3, "not finite")])[-2:] == [Failed, Failed]
+
+
 def test_the_tenth_fault_in_a_row_is_the_loss_of_its_worker():
     assert judged(1, [(0, "OSError: disk")] * 10) == [Failed] * 9 + [Lost]
     assert judged(3, [(0, "not finite")] * 10) == [Failed] * 9 + [Lost]

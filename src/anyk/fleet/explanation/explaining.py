@@ -84,6 +84,7 @@ def _explained(record: Record, today: str | Strategy, seed: int) -> Explanation:
             f"{percent} %": seconds - _seconds(strategy, at_median(times, order[: max(1, round(n * percent / 100))]))
             for percent in (1, 2, 5, 10)
         },
+        saves_named=seconds - _seconds(strategy, at_median(times, np.flatnonzero(named).tolist())),
         mean_burst=attribution.mean_burst(straggling),
         bursty=bool(straggling.any()) and attribution.exceeds(straggling, attribution.mean_burst, generator),
         drift=attribution.drift(times),

@@ -43,7 +43,7 @@ class Explanation:
     they add up to 1. ``slowdown``: T over the sum of the rounds' medians. ``named``: the workers that cost more than
     chance explains; none if the record is ``too_short``, as it has six independent ``blocks`` of rounds or fewer.
     ``saves``: seconds that today's strategy would save if the costliest 1, 2, 5 and 10 % of workers took the others'
-    median.
+    median; ``saves_named``: if all that are named did.
     """
 
     seconds: float
@@ -58,6 +58,7 @@ class Explanation:
     blocks: float
     too_short: bool
     saves: dict[str, float]
+    saves_named: float
     mean_burst: float
     bursty: bool
     drift: float
@@ -167,10 +168,15 @@ def _named(record: Record, explanation: Explanation) -> Iterator[str]:
 
 
 def _ratios(record: Record, name: int | str, named: Sequence[int | str]) -> Floats:
-    """Return a worker's times over the median of the others that are not named, in its rounds, shape (rounds,)."""
+    """Return a worker's times over the median of the others, in its rounds, shape (rounds,).
+
+    Others that are named do not count, unless all of them are.
+    """
     i = record.workers.index(name)
-    left_out = [i, *(record.workers.index(other) for other in named)]
-    others = lower_median(np.delete(record.seconds, left_out, axis=1))
+    left_out = {i, *(record.workers.index(other) for other in named)}
+    if len(left_out) == len(record.workers):
+        left_out = {i}
+    others = lower_median(np.delete(record.seconds, sorted(left_out), axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = record.seconds[:, i] / others
     return ratios[np.isfinite(record.seconds[:, i]) & np.isfinite(others)]
@@ -223,16 +229,16 @@ def _savings(record: Record, explanation: Explanation) -> Iterator[str]:
     today = explanation.today_seconds
     if not today or not explanation.named:
         return
-    first = explanation.workers[0]
+    first = next(worker for worker in explanation.workers if worker.worker in explanation.named)
     if first.saves_seconds is not None:
         share = first.saves_seconds / today
         if share >= 0.01:
             yield f"with {called(first.worker)} at the others' median, today's run would take {percent(share)} less"
         elif len(explanation.named) > 1:
-            joint = max(explanation.saves.values()) / today
+            joint = max(explanation.saves_named, 0.0) / today
             yield (
                 f"mending {called(first.worker)} alone would save {percent(max(share, 0.0))}, as others are as slow; "
-                f"mending the costliest 10 % would save {percent(joint)}"
+                f"mending all {len(explanation.named)} that stand out would save {percent(joint)}"
             )
         elif explanation.today != "uncoded":
             reason = f"'{explanation.today}' does not wait for it"

@@ -46,6 +46,7 @@ class Faults:
             raise RunFailed(f"step {step}: most replies cannot be used; worker {worker}: {reason}")
         if count < _FAILURES:
             return event
+        del self.in_a_row[worker]  # it has left, and says nothing about those that are still there
         return Lost(event.time, worker, f"{count} unusable messages in a row, the last: {reason}", gone=True)
 
     def stepped(self) -> None:
