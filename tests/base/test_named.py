@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import anyk
 from anyk.cli import main
 from anyk.runs.folder.config import NAME, read_config, write_plain
+from anyk.runs.folder.promise import Estimate, torch_named
 
 EVIL = """
 from pathlib import Path
@@ -122,6 +123,26 @@ def test_a_plan_of_a_stranger_runs_nothing(place):
         named = run("train", "--plan", "plan.toml", *data, "--optimizer", "gd", "--lr", "0.1", "--out", f"out-{number}")
         assert named.exit_code == (0 if plan is with_optimizer else 2), named.output
     assert not (place / "sentinel").exists()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("torch:evil.X", "torch:(evil.X)", "torch: evil.X", "torch:method = evil.X", "torch:method=(evil.X)"),
+        *("torch:SGD,schedule=(evil.X:a=1)", "slowmo:of=(torch:(evil.X))", "pasgd:tau=2,inner=(clip:of=torch:evil.X)"),
+    ],
+)
+def test_a_plan_names_code_however_its_spec_is_written(spec):
+    promise = anyk.plan(anyk.fleet.Record([[4, 1, 1, 1], [1, 4, 1, 1]] * 4), slope=0.0, resamples=20).promise
+    assert torch_named(spec) == [("evil", "evil.X")]
+    with pytest.raises(anyk.BadInput, match="names code to run, the optimizer 'evil.X'"):
+        msgspec.structs.replace(promise, strategy="uncoded", optimizer=spec).check_code("it")
+
+
+def test_an_interval_below_zero_has_its_ends():
+    for low, high in ((-0.5, 0.1), (-3.0, -1.0), (1.0, 2.0)):
+        estimate = Estimate((low + high) / 2, low, high)
+        assert estimate.holds(low) and estimate.holds(high) and not estimate.holds(low - 0.01)
 
 
 def test_trust_has_its_bounds(place):

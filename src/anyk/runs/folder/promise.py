@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,6 @@ from anyk.protocol import Workers
 
 VERSION = 1
 _ROUNDING = 1e-6
-_TORCH = re.compile(r"(?:torch:|method=|schedule=\(?)([A-Za-z_][\w.]*\.\w+)")
 
 
 class Estimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,7 +30,7 @@ class Estimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def holds(self, value: float) -> bool:
         """Return whether a value lies in the interval, up to rounding."""
-        return self.low * (1.0 - _ROUNDING) <= value <= self.high * (1.0 + _ROUNDING)
+        return self.low - _ROUNDING * abs(self.low) <= value <= self.high + _ROUNDING * abs(self.high)
 
 
 class Today(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,7 +126,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
         Raises :class:`~anyk.BadInput` for a file that is missing or broken, of another version, or that has a
         key too few, too many or of the wrong type; and, without ``trust``, where it names an optimiser of a package
-        other than torch and optax, as the file may be anybody's.
+        other than ``torch.optim`` and optax, as the file may be anybody's.
         """
         with as_bad_input(f"the plan '{path}' cannot be read", OSError, ValueError):  # a name may hold a NUL
             file_content = read_plain(path, follow=True)
@@ -159,7 +158,11 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             promise = msgspec.convert(values, cls, dec_hook=as_spec)
         except msgspec.ValidationError as error:
             raise BadInput(f"{of} is not a plan: {_in_words(str(error))}") from None
-        spans = [("seconds_per_step", promise.seconds_per_step), ("gain", promise.gain), ("arrival", promise.arrival)]
+        today = promise.today
+        spans = [
+            *(("seconds_per_step", promise.seconds_per_step), ("gain", promise.gain), ("arrival", promise.arrival)),
+            *(("seconds_per_step of today", today.seconds_per_step), ("arrival of today", today.arrival)),
+        ]
         for name, span in spans:
             if span is not None and not (math.isfinite(span.median) and span.low <= span.median <= span.high):
                 raise BadInput(f"{of} is not a plan: the {name} must be low, median and high in this order, got {span}")
@@ -167,9 +170,27 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def torch_named(spec: str) -> list[tuple[str, str]]:
-    """Return the modules besides torch's own whose classes a spec names, each with the qualified name."""
-    names = [(name.rpartition(".")[0], name) for name in _TORCH.findall(spec)]
-    return [(module, name) for module, name in names if not f"{module}.".startswith("torch.optim.")]
+    """Return the modules besides ``torch.optim`` whose classes a spec names, each with the qualified name.
+
+    >>> torch_named("slowmo:of=(torch:mine.Sgd,schedule=torch.optim.lr_scheduler.LinearLR)")
+    [('mine', 'mine.Sgd')]
+    """
+    names = [(name.rpartition(".")[0], name) for name in _classes_of_torch(spec)]
+    return [(module, name) for module, name in names if module and not f"{module}.".startswith("torch.optim.")]
+
+
+def _classes_of_torch(spec: str) -> Iterator[str]:
+    """Yield the names of optimisers and schedules in the keys of each ``torch`` within a spec."""
+    try:
+        parsed = Spec(spec)
+    except BadInput:  # nothing is built from it
+        return
+    if parsed.name == "torch":
+        yield parsed.keys.get("method", parsed.keys.get("", ""))
+        yield parsed.keys.get("schedule", "").partition(":")[0].strip()
+    for value in parsed.keys.values():
+        if ":" in value:
+            yield from _classes_of_torch(value)
 
 
 def without_none(value: Any) -> Any:
