@@ -289,3 +289,23 @@ def test_an_iterable_data_set_is_seeded_as_items_are():
     assert parts.tolerance > 0
     assert data_digest(problem) == data_digest(problem) != data_digest(other)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_samples_come_from_another_process_as_they_are():
+    samples = [
+        torch.tensor(3.0, dtype=torch.bfloat16),
+        torch.arange(6).reshape(2, 3).T,
+        torch.zeros(0, 3),
+        np.ones((2, 0), dtype=np.float32),
+        [1, 2.5, "word"],
+        (True, [np.arange(3)]),
+        {"x": [torch.ones(2, dtype=torch.float16)]},
+    ]
+    for sample, read in zip(
+        samples, streams._decode(streams._encode_samples(lambda partition, seed: samples, len(samples), 0)), strict=True
+    ):
+        assert type(read) is type(sample) and str(read) == str(sample)
+        assert getattr(read, "dtype", None) == getattr(sample, "dtype", None)
+    for wrong in (torch.ones(2, dtype=torch.complex64), torch.ones(2).to_sparse(), object(), None):
+        with pytest.raises(anyk.BadInput, match="must be made of arrays, tensors and numbers, got"):
+            streams._encode_samples(lambda partition, seed, wrong=wrong: [wrong], 1, 0)

@@ -170,12 +170,14 @@ def _as_plain(value: Any) -> object:
     if isinstance(value, Mapping):
         return {"keys": list(value), "values": [_as_plain(element) for element in value.values()]}
     if isinstance(value, (tuple, list)):
-        return [_as_plain(element) for element in value]
+        elements = [_as_plain(element) for element in value]
+        return elements if isinstance(value, tuple) else {"elements": elements}
     if type(value) in (bool, int, float, str):  # not NumPy's float64, a subclass of float
         return {"value": value}
-    tensor = hasattr(value, "detach")
     try:
-        array = np.asarray(value.detach().cpu() if tensor else value)
+        if hasattr(value, "detach"):
+            return _tensor_as_plain(value)
+        array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError):
         array = np.array(None)
     if array.dtype.kind not in "biuf":
@@ -183,7 +185,18 @@ def _as_plain(value: Any) -> object:
             f"samples of a stream must be made of arrays, tensors and numbers, got {type(value).__name__}; convert it "
             "in make"
         )
-    return {"tensor": tensor, "dtype": array.dtype.str, "shape": array.shape, "body": array.tobytes()}
+    return {"dtype": array.dtype.str, "shape": array.shape, "body": array.tobytes()}
+
+
+def _tensor_as_plain(tensor: Any) -> object:
+    """Return a tensor as plain data, by its bytes, as NumPy lacks some of its types; raise TypeError for others."""
+    import torch
+
+    if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided:
+        raise TypeError("no numbers one by one")
+    numbers = tensor.detach().cpu().contiguous().reshape(-1)
+    body = numbers.view(torch.uint8).numpy().tobytes()
+    return {"tensor": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape), "body": body}
 
 
 def _decode(encoded: bytes) -> list[Sample]:
@@ -197,9 +210,12 @@ def _from_plain(plain: Any) -> Any:
         return dict(zip(plain["keys"], map(_from_plain, plain["values"]), strict=True))
     if "value" in plain:
         return plain["value"]
-    array = np.frombuffer(bytearray(plain["body"]), dtype=np.dtype(plain["dtype"])).reshape(plain["shape"])
-    if plain["tensor"]:
+    if "elements" in plain:
+        return list(map(_from_plain, plain["elements"]))
+    body = bytearray(plain["body"])
+    if "tensor" in plain:
         import torch
 
-        return torch.from_numpy(array)
-    return array
+        numbers = torch.from_numpy(np.frombuffer(body, dtype=np.uint8))
+        return numbers.view(getattr(torch, plain["tensor"])).reshape(plain["shape"])
+    return np.frombuffer(body, dtype=np.dtype(plain["dtype"])).reshape(plain["shape"])
