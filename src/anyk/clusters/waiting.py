@@ -1,8 +1,9 @@
-"""Waiting for descriptors of any number: ``select.select`` refuses those from 1,024 on."""
+"""Waiting for descriptors of any number (``select.select`` refuses those from 1,024 on), and names of signals."""
 
 from __future__ import annotations
 
 import select
+import signal
 import time
 from collections.abc import Sequence
 
@@ -32,3 +33,15 @@ def readable(descriptors: Sequence[int], seconds: float | None = None) -> set[in
         time.sleep(min(left, _SLICE))
         ready = poll.poll(0)
     return {descriptor for descriptor, _ in ready}
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; real-time signals between the first and the last have none.
+
+    >>> signal_name(9), signal_name(35)
+    ('SIGKILL', 'signal 35')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from anyk.base.plain import ByName
 from anyk.clusters.processes.memory import Segment
 from anyk.clusters.remote.losses import LossUnknown
 from anyk.clusters.remote.shipping import ship, unship
+from anyk.clusters.waiting import signal_name
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.many import ManyProblems, each_of
 
@@ -107,7 +107,7 @@ class Aside:
                     self._failed[what] = 0
                     break
                 ended = self._end(_DYING if answer is None else 0.0)
-                reason = f"was killed by {signal.Signals(-ended).name}" if ended < 0 else f"exited with code {ended}"
+                reason = f"was killed by {signal_name(-ended)}" if ended < 0 else f"exited with code {ended}"
                 reason = f"{reason if answer is None else 'gave no sign of life'}, twice at the same model"
             else:
                 self._failed[what] += 1

@@ -26,7 +26,7 @@ from typing import Any
 
 from anyk.clusters.processes.memory import MESSAGE
 from anyk.clusters.processes.shared_worker import Shared, SharedMemoryWorker
-from anyk.clusters.waiting import readable
+from anyk.clusters.waiting import readable, signal_name
 
 _PR_SET_PDEATHSIG = 1
 _FROM_OUTSIDE, OWN_DOING = 1, 4  # the blame for a death: by a signal from outside, or a crash
@@ -114,7 +114,8 @@ class ForkServer:
                 if os.getppid() != forkserver:
                     return  # the fork server has ended; "finally" ends this process, too
                 # a woken worker waits its turn instead of interrupting the driver that is waking the others
-                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+                with contextlib.suppress(PermissionError):  # such as under SCHED_IDLE, which it may not leave
+                    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             os.environ["ANYK_WORKER"] = str(worker)
             own_worker = SharedMemoryWorker(self._shared, worker, incarnation, doorbell)
             signal.signal(signal.SIGTERM, lambda *_: own_worker.leave())
@@ -137,7 +138,7 @@ class ForkServer:
             worker, incarnation = self._children.pop(pid, (-1, -1))
             _end_sessions({pid})  # processes that it has left behind; first, as its number is free once it is reaped
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            reason = f"killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
             blame = _FROM_OUTSIDE if -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP) else OWN_DOING
             if pid in self._too_many:
                 reason = (
@@ -247,8 +248,8 @@ def main(fd: int, preload: Sequence[str]) -> None:
         if refused is not None:
             link.sendall(json.dumps({"refused": refused}).encode() + b"\n")
             return
-        size, fds, _, _ = socket.recv_fds(link, 8, 16)
-        if size:  # otherwise the driver could not start the run
-            ForkServer(link, Shared(int.from_bytes(size, "little"), fds)).serve()
+        encoded_size, fds, _, _ = socket.recv_fds(link, 8, 16)
+        if encoded_size:  # otherwise the driver could not start the run
+            ForkServer(link, Shared(int.from_bytes(encoded_size, "little"), fds)).serve()
     except (BrokenPipeError, ConnectionResetError):
         return  # the driver ended while sending; the workers have been ended
