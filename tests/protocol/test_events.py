@@ -91,7 +91,7 @@ def test_arrivals_are_the_same_after_a_restore() -> None:
     @anyk.strategies.register_wait("test-gap")
     @dataclass(frozen=True)
     class Gap(Wait):
-        """Ends a round when nobody is expected soon: three replies, the last after a gap."""
+        """Ends a round with two replies or more, the last of them so much later than the first."""
 
         seconds: float = 0.2
 

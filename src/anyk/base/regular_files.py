@@ -21,7 +21,7 @@ from pathlib import Path
 
 PART = ".part"  # the end of the names of files that are being written
 _UNFINISHED = re.compile(rf".*\.safetensors{re.escape(PART)}|\.tmp\w{{6}}")
-_MOST = 1 << 26  # bytes that are read at once
+_MOST = 1 << 26  # bytes of the largest file that is read as a whole
 
 
 def open_plain(path: str | Path, *, follow: bool = False) -> BufferedReader:
@@ -99,7 +99,7 @@ def _set_mode(path: Path, mode: int) -> None:
         os.close(descriptor)
 
 
-def left(folder: Path) -> list[Path]:
+def unfinished_models(folder: Path) -> list[Path]:
     """Return the unfinished files of models and checkpoints in a folder: those that killed processes have left.
 
     If a process is writing to the folder, they are that process's. Safetensors writes under a name of its own.

@@ -86,18 +86,21 @@ class Injection:
         self.instant = self.communication.silent  # whether vectors take no time
         self.unit = 1.0  # weight of a partition if delays or costs are per partition
         self.numbers = [0] * workers  # tasks dispatched to each worker so far
+        # relative sizes of the partitions, if they differ, and their sum or the number of partitions
+        self._shares: tuple[int, ...] | None = None
+        self._total = workers
+        self._repeats = [(-1, 0)] * workers  # (version, tasks dispatched with it)
 
     def start(self, layout: Layout, messages: Messages | None) -> None:
         """Start a run, with all task counts 0. ``messages``: None to keep the previous lengths."""
         workers = len(self.numbers)
-        # relative sizes of the partitions, if they differ, and their sum or the number of partitions
         self._shares = None if layout.shares is None else tuple(layout.shares)
         self._total = layout.partitions if self._shares is None else sum(self._shares)
         self.unit = layout.unit
         if messages is not None:
             self.messages = messages
         self.numbers = [0] * workers
-        self._repeats = [(-1, 0)] * workers  # (version, tasks dispatched with it)
+        self._repeats = [(-1, 0)] * workers
         self.links.turns = {}
 
     @property

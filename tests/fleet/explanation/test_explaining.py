@@ -138,7 +138,10 @@ def test_bursts_are_told_from_independent_stragglers() -> None:
         slow[t] = np.where(slow[t - 1], random.random(20) > 0.2, random.random(20) < 0.03)
     explanation = anyk.explain(Record(1.0 + 2.0 * slow + 0.01 * random.random(slow.shape)))
     assert explanation.bursty and explanation.mean_burst == mean_burst(slow) == pytest.approx(5.0, rel=0.25)
-    assert (explanation.begin, explanation.stop) == (pytest.approx(0.03, rel=0.3), pytest.approx(0.2, rel=0.25))
+    assert (explanation.burst_begins, explanation.burst_stops) == (
+        pytest.approx(0.03, rel=0.3),
+        pytest.approx(0.2, rel=0.25),
+    )
     assert "longer than chance would have it" in "\n".join(explanation.sentences)
 
 

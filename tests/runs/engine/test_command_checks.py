@@ -85,6 +85,7 @@ def test_a_message_may_be_kept_and_used_again() -> None:
         ((Chunk((0, 1), (1.0,)),), "1 coefficients for 2 partitions"),
         ((Chunk((0,), (1.0, 2.0)),), "2 coefficients for 1 partitions"),
         ((Chunk((0, 1, 0), (1.0, 1.0, 1.0)),), "a partition twice"),
+        ((Chunk((0,), (NAN,)),), "a coefficient that is not finite"),
     ],
 )
 def test_the_chunks_of_a_task(task: Any, why: str) -> None:
@@ -96,6 +97,21 @@ def test_the_chunks_of_a_task(task: Any, why: str) -> None:
 
 def test_as_many_tasks_as_workers() -> None:
     refused("gave 2 workers 1 tasks", begin=[Dispatch(0, (0, 1), (ONE,))])
+    repeated = (ONE,)
+    refused("gave 2 workers 1 tasks", begin=[Dispatch(0, (0,), repeated), Dispatch(1, (0, 1), repeated)])
+
+
+def test_a_list_of_tasks_is_looked_at_each_time() -> None:
+    tasks = [ONE, TWO]
+
+    def change(toy: Toy, event: Event) -> Sequence[Any]:
+        tasks[0] = (Chunk((0, 0), (1.0, 1.0)),)
+        return [Cancel([0, 1]), Dispatch(2, (0, 1), tasks)]
+
+    toy, optimizer = Toy(2, [Dispatch(0, (0, 1), tasks)], change), anyk.optimizers.GD(lr=0.5)
+    driver = Driver(toy, Simulated(2), problem=Squares(2), optimizer=optimizer, steps=1)
+    with pytest.raises(RunFailed, match="'toy' gave task 2 a partition twice"), session(driver):
+        driver.run()
 
 
 def test_cancellations_and_alarms_which_would_never_end_a_run() -> None:

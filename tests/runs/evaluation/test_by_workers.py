@@ -202,11 +202,11 @@ def test_a_resumed_run_asks_workers_as_well(tmp_path):
 
 def test_on_a_virtual_clock_the_driver_is_the_workers():
     problem = anyk.problems.from_data("synthetic:rows=60,features=3")
-    simulated, real = (
+    by_driver, by_workers = (
         anyk.train(problem, "uncoded", "simulated", workers=4, steps=6, evaluate=f"every=2,samples=20{option}")
         for option in ("", ",where=workers")
     )
-    assert real.loss == problem.sampled(20).loss(real.model) == simulated.loss
+    assert by_workers.loss == problem.sampled(20).loss(by_workers.model) == by_driver.loss
 
 
 def test_the_command_line_asks_workers(tmp_path):
@@ -218,5 +218,6 @@ def test_the_command_line_asks_workers(tmp_path):
         ],
     )  # fmt: skip
     assert done.exit_code == 0, done.output
+    assert "where=workers" in read_config(tmp_path / "run").evaluate
     with anyk.Run.open(tmp_path / "run") as run:
         assert run.loss == pytest.approx(anyk.problems.from_data("synthetic:rows=60,features=3").loss(run.model))

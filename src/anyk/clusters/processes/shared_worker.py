@@ -113,6 +113,10 @@ class SharedMemoryWorker(Worker[int]):
         mark_buffer(self._shared.replies.memory, self._layout.buffer_at(self.worker, buffer), FREE)
 
     def report(self, report: Report, vector: Array | None = None, buffer: int | None = None) -> None:
+        """Write a record into the pipe; the message is in its buffer, or copied there if it is packed into bytes.
+
+        A text goes into the worker's box for errors, and the number of the process with the report that it is ready.
+        """
         if vector is not None and buffer is not None:
             memory, offset = self._shared.replies.memory, self._layout.buffer_at(self.worker, buffer)
             if vector.dtype == np.uint8:

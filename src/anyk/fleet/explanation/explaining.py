@@ -67,7 +67,7 @@ def _explained(record: Record, today: str | Strategy, seed: int) -> Explanation:
     seconds = _seconds(strategy, times)
     order = np.argsort(-costs.sum(axis=0), kind="stable").tolist()
     law, misfit = _best_fit(record)
-    begin, stop = attribution.gilbert_elliott(straggling)
+    burst_begins, burst_stops = attribution.gilbert_elliott(straggling)
     explanation = Explanation(
         seconds=total,
         slowdown=total / level if level else float("inf"),
@@ -89,8 +89,8 @@ def _explained(record: Record, today: str | Strategy, seed: int) -> Explanation:
         bursty=bool(straggling.any()) and attribution.exceeds(straggling, attribution.mean_burst, generator),
         drift=attribution.drift(times),
         drifts=attribution.drifts(times),
-        begin=begin,
-        stop=stop,
+        burst_begins=burst_begins,
+        burst_stops=burst_stops,
         autocorrelation=tuple(attribution.autocorrelation(times)),
         heaviness=attribution.heaviness(times),
         groups=tuple(

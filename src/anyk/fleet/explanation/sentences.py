@@ -43,7 +43,14 @@ class Explanation:
     they add up to 1. ``slowdown``: T over the sum of the rounds' medians. ``named``: the workers that cost more than
     chance explains; none if the record is ``too_short``, as it has six independent ``blocks`` of rounds or fewer.
     ``saves``: seconds that today's strategy would save if the costliest 1, 2, 5 and 10 % of workers took the others'
-    median; ``saves_named``: if all that are named did.
+    median; ``saves_named``: if all that are named did. ``mean_burst``: rounds for which a straggler stays one at a
+    time, and ``bursty``, whether these are more than chance explains; ``burst_begins`` and ``burst_stops``: the
+    probabilities, in a round, that a worker becomes a straggler and that a straggler ceases to be one. ``drift``: the
+    last quarter of the rounds over the first, and ``drifts``, whether chance does not explain it. ``autocorrelation``
+    of the median's times, from one round apart. ``heaviness``: the exponent of the tail, infinite variance below 2.
+    ``groups``: workers that are slow together, with the mean correlation. ``stages``: each pipeline stage's median
+    over the median stage's. ``law``: the spec of the delay model that fits best, and its ``misfit``. ``censored``: the
+    share of times that were cut off.
     """
 
     seconds: float
@@ -63,8 +70,8 @@ class Explanation:
     bursty: bool
     drift: float
     drifts: bool
-    begin: float
-    stop: float
+    burst_begins: float
+    burst_stops: float
     autocorrelation: tuple[float, ...]
     heaviness: float
     groups: tuple[tuple[tuple[int | str, ...], float], ...]

@@ -296,15 +296,15 @@ def plan(
     >>> best.verdict, best.best.spec, round(best.best.gain.median, 3)
     ('change', 'frc:stragglers=1', 0.9)
     """
-    goal = _goal(
-        problem=problem, target=target, optimizer=optimizer, lr=lr, runs=runs, evaluate=evaluate, models=models
-    )
+    goal = _goal(problem=problem, target=target, optimizer=optimizer, lr=lr, runs=runs, evaluate=evaluate)
     reading: ByName = {"round": round, "worker": worker, "seconds": seconds, "unit": unit}
     record = _complete_record(source, workers, seed, reading)
     fleet = _workers_of(record, workers, partitions)
     if today is None:
         today = record.strategy or "uncoded"
         models = models if models > 1 else models_trained(build_strategy(today, workers=fleet))
+    if goal is not None and models > 1:
+        raise BadInput(f"a plan for a target is for one model, and today '{today}' trains {models}")
     inexact = (everything or goal is not None) and not exact
     unlimited = max_load is None
     if max_load is None:
@@ -483,7 +483,6 @@ def _goal(
     lr: float | str | None,
     runs: int,
     evaluate: Evaluate | str | None,
-    models: int,
 ) -> Goal | None:
     """Return the target to train to, if there is one."""
     if (problem is None) != (target is None):
@@ -493,8 +492,6 @@ def _goal(
         if optimizer is not None or lr is not None:
             raise BadInput("optimizer and lr are for a plan with a problem and a target")
         return None
-    if models > 1:
-        raise BadInput(f"a plan for a target is for one model, got models={models}")
     ensure_problem(problem)
     check_limits(problem, Limits(target=target))
     evaluation = read_evaluate(evaluate)

@@ -31,10 +31,10 @@ class CommandChecks:
 
     def dispatch(self, command: Dispatch) -> None:
         """Check that every task's chunks name each partition once, with its coefficients."""
-        if command.chunks is self._seen:
-            return
         if len(command.workers) != len(command.chunks):
             self._refuse(f"gave {len(command.workers)} workers {len(command.chunks)} tasks")
+        if command.chunks is self._seen:
+            return
         for task, chunks in enumerate(command.chunks, command.task):
             for chunk in chunks:
                 count = len(chunk.partitions)
@@ -42,7 +42,9 @@ class CommandChecks:
                     self._refuse(f"gave task {task} {len(chunk.coefficients)} coefficients for {count} partitions")
                 if len(set(chunk.partitions)) != count:
                     self._refuse(f"gave task {task} a partition twice")
-        self._seen = command.chunks
+                if not all(map(math.isfinite, chunk.coefficients)):
+                    self._refuse(f"gave task {task} a coefficient that is not finite")
+        self._seen = command.chunks if isinstance(command.chunks, tuple) else ()  # a list may change
 
     def step(self, command: Combine | Mix) -> None:
         """Check that a step uses messages that have arrived, each once and with a weight."""

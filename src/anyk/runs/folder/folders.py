@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from anyk.base.errors import BadInput, as_bad_input
-from anyk.base.regular_files import PART, left
+from anyk.base.regular_files import PART, unfinished_models
 from anyk.runs.log.glances import is_unused
 
 LOCK = "lock"
@@ -107,7 +107,7 @@ def locked(folder: Path | None) -> Iterator[None]:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BadInput(f"{WRITTEN.format(folder)}; wait for it or stop it") from None
-            for file in left(folder):
+            for file in unfinished_models(folder):
                 file.unlink(missing_ok=True)
             yield
     finally:
@@ -130,7 +130,7 @@ def is_locked(folder: Path) -> bool:
 def tidy(folder: Path) -> None:
     """Remove unfinished files of models and checkpoints, unless a process writes them or the folder is read-only."""
     with contextlib.suppress(BadInput, OSError):
-        if left(folder):
+        if unfinished_models(folder):
             with locked(folder):
                 pass
 

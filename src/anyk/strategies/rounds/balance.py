@@ -229,13 +229,13 @@ def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: i
 
     One partition after another goes to the group that finishes it first.
     """
-    sizes_each = median * growing / sizes
+    seconds_each = median * growing / sizes
     fixed = median * (1.0 - growing)
     shortest = [1] * len(sizes)
-    heap = [(fixed[g] + 2.0 * sizes_each[g], g) for g in range(len(sizes))]
+    heap = [(fixed[g] + 2.0 * seconds_each[g], g) for g in range(len(sizes))]
     heapq.heapify(heap)
     for _ in range(total - len(sizes)):
         seconds, group = heap[0]
         shortest[group] += 1
-        heapq.heapreplace(heap, (seconds + sizes_each[group], group))
+        heapq.heapreplace(heap, (seconds + seconds_each[group], group))
     return shortest

@@ -26,7 +26,7 @@ def facts_of(rounds: SequentialSettings) -> StrategyFacts:
         durations=partial(_durations, rounds),
         for_jobs=lambda jobs: replace(rounds, jobs=jobs),
         extra_rounds=rounds.T,
-        round_seconds=lambda state: (state.durations, state.waits),
+        round_seconds=lambda state: (state.durations, state.rounds_waited),
         check_further=partial(_check_further, rounds),
     )
 

@@ -122,7 +122,7 @@ class SequentialRounds(SequentialJobs):
         if self._enough(s, late):
             return self._end(s, late)
         s.waiting = True
-        s.waits += 1
+        s.rounds_waited += 1
         return self._look(s)
 
     def on_failed(self, state: SequentialState, event: Failed) -> Commands:

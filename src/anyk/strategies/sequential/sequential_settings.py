@@ -29,7 +29,7 @@ class SequentialState:
     now: float
     before: int = 0  # rounds that an earlier run took
     round: int = 0
-    waits: int = 0  # number of rounds whose late workers at the cut-off did not fit
+    rounds_waited: int = 0  # number of rounds whose late workers at the cut-off did not fit
     durations: list[float] = field(default_factory=list)  # seconds of each round, if the number of jobs is limited
     began: float = 0.0
     cut: float = float("inf")  # seconds from the start of the round to its cut-off, once known
