@@ -456,8 +456,8 @@ def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> 
 def verify(run: str) -> None:
     """Check that a run folder is intact: its log, its ledger, its checkpoints, and the data and code it used.
 
-    No code that the folder names is run, and nothing is written to it. Exit codes: 0 intact, 1 damaged, 2 not a run
-    folder.
+    No code that the folder names is run, and no file in it is changed; checkpoints that a killed process left
+    unfinished are removed. Exit codes: 0 intact, 1 damaged, 2 not a run folder.
     """
     from anyk.runs import verify as verify_run
 
