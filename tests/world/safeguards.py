@@ -141,7 +141,7 @@ SAFEGUARDS = (
                 memory,
                 memory.MailBox,
                 "take",
-                "zlib.crc32(orders) == checksum and int(self._seq[0]) == seq",
+                "_checksum(seq, offset, orders) == checksum and int(self._seq[0]) == seq",
                 "int(self._seq[0]) == seq",
             ),
         ),

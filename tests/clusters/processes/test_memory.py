@@ -2,8 +2,10 @@
 
 import contextlib
 import fcntl
+import itertools
 import mmap
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk.clusters.processes.memory import EMPTIED, MailBox, MemoryLayout, Segment, mark_buffer
+from anyk.clusters.processes.memory import EMPTIED, HEADER, MailBox, MemoryLayout, Segment, mark_buffer
 from anyk.clusters.processes.shared_worker import SharedMemoryWorker
 from anyk.testing import Squares
 
@@ -57,6 +59,50 @@ def test_orders_that_were_changed_on_their_way_are_not_taken(data: st.DataObject
         assert taken[-1] in (order, 0)
     finally:
         segment.close()
+
+
+def written_by_another(write):
+    """Have another process write again and again, in a loop, until the block ends."""
+
+    @contextlib.contextmanager
+    def writing():
+        pid = os.fork()
+        if not pid:
+            try:
+                for number in itertools.count():
+                    write(number)
+            finally:
+                os._exit(1)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    return writing()
+
+
+@pytest.mark.slow
+def test_orders_that_are_being_written_are_not_taken():
+    """Nor is a header whose parts are of different orders, or that has only begun to be written."""
+    segment = Segment.create(8192, "mail")
+    box = MailBox(segment, 0, 4096)
+    box.put(b"0" * 10)
+    with written_by_another(lambda number: MailBox(segment, 0, 4096).put(b"%d" % (number % 10) * (10 + number % 90))):
+        for _ in range(30_000):
+            order = bytes(box.take())
+            assert 10 <= len(order) < 100 and len(set(order)) == 1
+    segment.close()
+
+
+@pytest.mark.slow
+def test_the_state_of_a_buffer_is_never_another_while_it_is_written():
+    segment = Segment.create(8192, "replies")
+    mark_buffer(segment.memory, 0, EMPTIED, task=7)
+    with written_by_another(lambda number: mark_buffer(segment.memory, 0, EMPTIED, task=7)):
+        headers = {HEADER.unpack_from(segment.memory, 0) for _ in range(200_000)}
+    assert headers == {(EMPTIED, 7, -1, 0)}
+    segment.close()
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,8 @@ class MemoryLayout:
 HEADER = struct.Struct("=qqqq32x")  # header of a reply buffer: state, task, chunk, length
 FREE, WRITING, FULL, EMPTIED = 0, 1, 2, 3  # states of a reply buffer; emptied: free, without the memory of its pages
 ERROR_BOX = 4096
-_BOX = struct.Struct("=qqqq")  # sequence number; offset, length and checksum of the orders
+_BOX = struct.Struct("=qqqq")  # sequence number; offset and length of the orders, and a checksum of all four
+_PLACE = struct.Struct("=qqq")
 
 # A report to the driver, through a pipe that all workers share; shorter than PIPE_BUF, so writing it is atomic.
 RECORD = struct.Struct("=iiiiqiiddddq")  # worker, incarnation, buffer, and a Report without its text
@@ -239,8 +240,9 @@ def order_memory() -> None:
 class MailBox:
     """A place for the newest orders only: a worker that was busy does not find a queue of older orders.
 
-    The sequence number changes whenever orders are put. By the checksum, a reader detects that new orders were being
-    written. Orders too long for the box are written behind all boxes, where the memory can grow.
+    The sequence number changes whenever orders are put. By the checksum, a reader detects that new orders, or the place
+    where they are, were being written. Orders too long for the box are written behind all boxes, where the memory can
+    grow.
     """
 
     def __init__(self, segment: Segment, start: int, size: int) -> None:
@@ -258,7 +260,8 @@ class MailBox:
             self._segment.reserve(self._place, self._size)
         memory = self._segment.memory
         memory[self._place : self._place + len(orders)] = orders
-        _BOX.pack_into(memory, self._start, int(self._seq[0]) + 1, self._place, len(orders), zlib.crc32(orders))
+        seq = int(self._seq[0]) + 1
+        _write(memory, self._start, _BOX, seq, self._place, len(orders), _checksum(seq, self._place, orders))
 
     def changed(self) -> bool:
         """Return whether there are orders that have not been taken."""
@@ -271,10 +274,23 @@ class MailBox:
             if offset + length > self._segment.size:
                 self._segment.refresh()
             orders = self._segment.memory[offset : offset + length]
-            if zlib.crc32(orders) == checksum and int(self._seq[0]) == seq:
+            if _checksum(seq, offset, orders) == checksum and int(self._seq[0]) == seq:
                 self.seen = seq
                 return orders
             time.sleep(_RETRY)  # the driver is writing newer orders, or was stopped while it did
+
+
+def _checksum(seq: int, place: int, orders: bytes) -> int:
+    """Return the checksum of a mail box."""
+    return zlib.crc32(orders, zlib.crc32(_PLACE.pack(seq, place, len(orders))))
+
+
+def _write(memory: mmap.mmap, start: int, form: struct.Struct, *fields: int) -> None:
+    """Write a header that another process may read at any time.
+
+    ``pack_into`` writes zeros first, and these would be read: a buffer that is free, or orders without a letter.
+    """
+    memory[start : start + form.size] = form.pack(*fields)
 
 
 _STATE = struct.Struct("=qq")  # offset and length of a state's description, after its mark
@@ -342,8 +358,7 @@ def mark_buffer(
     memory: mmap.mmap, offset: int, state: int, *, task: int = -1, chunk: int = -1, length: int = 0
 ) -> None:
     """Write the header of a reply buffer: its state, and the message in it."""
-    fields = state, task, chunk, length
-    HEADER.pack_into(memory, offset, *fields)
+    _write(memory, offset, HEADER, state, task, chunk, length)
 
 
 def message_bytes(size: int) -> int:
