@@ -126,6 +126,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", STRATEGIES)
 @settings(max_examples=25, deadline=None)

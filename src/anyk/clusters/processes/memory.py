@@ -261,7 +261,7 @@ class MailBox:
         memory = self._segment.memory
         memory[self._place : self._place + len(orders)] = orders
         seq = int(self._seq[0]) + 1
-        _write(memory, self._start, _BOX, seq, self._place, len(orders), _checksum(seq, self._place, orders))
+        _write_header(memory, self._start, seq, self._place, len(orders), _checksum(seq, self._place, orders))
 
     def changed(self) -> bool:
         """Return whether there are orders that have not been taken."""
@@ -285,12 +285,12 @@ def _checksum(seq: int, place: int, orders: bytes) -> int:
     return zlib.crc32(orders, zlib.crc32(_PLACE.pack(seq, place, len(orders))))
 
 
-def _write(memory: mmap.mmap, start: int, form: struct.Struct, *fields: int) -> None:
-    """Write a header that another process may read at any time.
+def _write_header(memory: mmap.mmap, start: int, *fields: int) -> None:
+    """Write the four numbers of a header, each of which another process may read at any time, old or new.
 
-    ``pack_into`` writes zeros first, and these would be read: a buffer that is free, or orders without a letter.
+    ``Struct.pack_into`` writes zeros first, and these would be read: a buffer that is free, or orders without a letter.
     """
-    memory[start : start + form.size] = form.pack(*fields)
+    np.frombuffer(memory, dtype=np.int64, count=4, offset=start)[:] = fields
 
 
 _STATE = struct.Struct("=qq")  # offset and length of a state's description, after its mark
@@ -358,7 +358,7 @@ def mark_buffer(
     memory: mmap.mmap, offset: int, state: int, *, task: int = -1, chunk: int = -1, length: int = 0
 ) -> None:
     """Write the header of a reply buffer: its state, and the message in it."""
-    _write(memory, offset, HEADER, state, task, chunk, length)
+    _write_header(memory, offset, state, task, chunk, length)
 
 
 def message_bytes(size: int) -> int:
