@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from hashlib import blake2b
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import ModuleType
@@ -26,8 +27,9 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None)
 hypothesis.settings.register_profile("explore", print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
-# a shell has what it starts in the background ignore interrupts, which some tests send
+# a shell has what it starts in the background ignore interrupts, and nohup hang-ups, which some tests send
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 os.environ.pop("COLUMNS", None)  # set by pytest-xdist; output into a pipe is as wide as it needs to be
 os.environ["ANYK_RACE_PAGE"] = "none"  # a page takes a second; the tests of pages ask for one
@@ -62,8 +64,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("markexpr") == "not slow" and _all_slow(collection_path) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sample", action="store_true", help="of a test that is marked sample(n), run n of the cases")
+
+
+def _beyond_samples(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases that a sample leaves out: it has those whose names have the least digests, the same each time."""
+    cases: dict[str, list[pytest.Item]] = {}
+    sizes: dict[str, int] = {}
+    for item in items:
+        if mark := item.get_closest_marker("sample"):
+            test = item.nodeid.partition("[")[0]
+            cases.setdefault(test, []).append(item)
+            (sizes[test],) = mark.args
+    left_out: set[pytest.Item] = set()
+    for test, size in sizes.items():
+        left_out.update(sorted(cases[test], key=lambda item: blake2b(item.nodeid.encode()).digest())[size:])
+    return left_out
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the tests that may take longest, so that at the end no process works alone."""
+    if config.getoption("sample"):
+        left_out = _beyond_samples(items)
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
     items.sort(key=lambda item: -max([300, *(mark.args[0] for mark in item.iter_markers("timeout") if mark.args)]))
 
 

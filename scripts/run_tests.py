@@ -1,4 +1,4 @@
-"""Run all tests, or those that belong to packages, modules and files; see ``scripts/test``, which calls this.
+"""Run a sample of all tests, all, or those that belong to packages, modules and files; ``scripts/test`` calls this.
 
 ``tests/`` mirrors ``src/anyk``: the tests of ``codes/designs.py`` are in ``codes/test_designs.py``. A module
 that has no test file is tested by the files in the folder where that would be.
@@ -100,9 +100,12 @@ def without_repeats(tests: list[str]) -> list[str]:
 def main() -> None:
     """Run pytest on the tests of the names in the arguments."""
     arguments, options, tests = sys.argv[1:], [], None
-    while arguments and (arguments[0] in ("--quick", "--changed") or not arguments[0].startswith("-")):
+    sample = True
+    while arguments and (arguments[0] in ("--all", "--quick", "--changed") or not arguments[0].startswith("-")):
         name = arguments.pop(0)
-        if name == "--quick":
+        if name == "--all":
+            sample = False
+        elif name == "--quick":
             options += ["-m", "not slow"]
         elif name == "--changed":
             tests = [*(tests or []), *(test for file in changed_files() for test in tests_of_file(file))]
@@ -114,6 +117,8 @@ def main() -> None:
     if tests:
         tests = without_repeats(tests)
         print("tests:", *tests)
+    elif sample:
+        options.append("--sample")
     # One more at once than there are cores: tests wait for processes, delays and sockets for a sixth of their time,
     # which would leave cores idle. A process without tests left takes
     # some from another, because the last ones are long.

@@ -13,6 +13,7 @@ import bare
 SCRIPT = Path(bare.__file__)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("extras", ["", *bare.EXTRAS, "./papers", "jax,./decompile"])
 def test_every_command_runs_or_names_the_missing_extra(extras):

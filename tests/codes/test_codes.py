@@ -125,6 +125,7 @@ def fleet(spec: str) -> int:
     return 7 if spec.startswith("bibd") else 6
 
 
+@pytest.mark.sample(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_code_trains_on_both_clusters_to_the_same_bits(spec: str) -> None:

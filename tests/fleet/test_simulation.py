@@ -27,6 +27,7 @@ CLOSED = [
 LAWS = ["exp:mean=1", "bimodal:fast=0.3,slow=1.5,probability=0.3", "hetero:means=0.3/1/2"]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("wait", CLOSED)

@@ -299,6 +299,7 @@ RESUMED = [(spec, SETTINGS[0]) for spec in SPECS]
 RESUMED += [(spec, setting) for i, setting in enumerate(SETTINGS[1:5]) for spec in SPECS[i % 2 :: 2]]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "setting"), RESUMED, ids=repr)
 def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, spec, setting):

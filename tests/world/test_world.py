@@ -96,6 +96,13 @@ def noticed(safeguard: Safeguard, seeds: int, options: Callable[[Safeguard, int]
     return failure
 
 
+def test_every_safeguard_is_in_the_code() -> None:
+    for safeguard in (*SAFEGUARDS, *ON_NODES, *IN_FOLDERS):
+        for edit in safeguard.edits:
+            edit.changed()  # fails where the code has changed
+
+
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("safeguard", IN_FOLDERS, ids=lambda safeguard: safeguard.name)
 def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) -> None:
     with safeguard.removed():
@@ -103,6 +110,7 @@ def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) 
     assert not isinstance(attempt(failure.seed, failure.options), Failure)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("safeguard", ON_NODES, ids=lambda safeguard: safeguard.name)
 def test_the_removal_of_a_safeguard_of_nodes_is_noticed(safeguard: Safeguard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +120,7 @@ def test_the_removal_of_a_safeguard_of_nodes_is_noticed(safeguard: Safeguard, mo
     assert not isinstance(attempt(failure.seed, failure.options), Failure)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
 def test_the_removal_of_a_safeguard_is_noticed(safeguard: Safeguard) -> None:

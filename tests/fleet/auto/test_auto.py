@@ -79,6 +79,7 @@ def test_all_workers_are_waited_for_where_that_may_be_faster() -> None:
     assert training.seconds < 200.0  # uncoded takes 50 s, then 300 s
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["exponential", "constant", "slower", "ends"])
 @pytest.mark.parametrize("per", ["task", "load"])

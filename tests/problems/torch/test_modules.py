@@ -261,6 +261,7 @@ OWN_OPTIMIZERS = [
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("strategy", ["uncoded", "cyclic:stragglers=1", "async", "pasgd:tau=2", "diloco"])
 @pytest.mark.parametrize("optimizer", OWN_OPTIMIZERS)
 def test_our_own_optimisers_leave_unused_parameters_alone(optimizer, strategy):

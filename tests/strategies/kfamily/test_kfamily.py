@@ -268,6 +268,7 @@ def test_k_batch_sync_of_all_is_not_synchronous() -> None:
     assert trained("k-batch-sync:k=8").model.tobytes() != trained("sync").model.tobytes()  # a fast worker counts twice
 
 
+@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "delays", ["exp:mean=1", "shifted-exp:shift=1,mean=1", "pareto:minimum=1,alpha=3", "bimodal:fast=1,slow=7"]
@@ -468,6 +469,7 @@ def test_compensation_of_sparse_replies_is_that_of_dense_ones() -> None:
 # ------------------------------------------------------------------------------------------- AdaSync's other rules
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("base", ["k-sync", "k-async", "k-batch-sync", "k-batch-async"])
 @pytest.mark.parametrize("rule", ["delays", "noise"])

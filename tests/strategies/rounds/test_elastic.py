@@ -35,6 +35,7 @@ def train(strategy: str, outages=(), *, steps: int = 200, problem=PROBLEM, **mor
     )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "steps"),
@@ -146,6 +147,7 @@ def test_dropout_masks_do_not_depend_on_who_is_there() -> None:
     assert np.abs(models[0] - problem.initial()).max() > 1e-3
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "fewest"),

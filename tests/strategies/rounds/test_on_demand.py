@@ -511,6 +511,7 @@ def test_under_any_events_it_keeps_its_word(spec: str, present: set[int], action
             break
 
 
+@pytest.mark.sample(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", RULES)
 @pytest.mark.parametrize("seed", range(4))

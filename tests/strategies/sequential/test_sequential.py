@@ -199,6 +199,7 @@ def gradient_descent(problem: Any, steps: int, lr: float) -> Any:
     return w
 
 
+@pytest.mark.sample(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["simulated", "processes"])
 @pytest.mark.parametrize(
@@ -239,6 +240,7 @@ def test_a_killed_run_of_several_models_goes_on(spec: str, tmp_path: Any) -> Non
             anyk.resume(tmp_path / "run", steps=12)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
