@@ -389,7 +389,7 @@ def test_text_columns_become_one_hot_in_place(tmp_path: Path) -> None:
         "d.csv: 12 rows, 5 columns and an intercept, task regression, label 'target', header yes",
     ]
     assert data.summary == said[1] and data.label == "target" and data.intercept
-    assert data.columns == (Column("size"), Column("colour", ("b", "g", "r")), Column("flag"))
+    assert data.columns == (Column("size"), Column("colour", ("b", "g", "r")), Column("flag", truth=True))
 
 
 def test_utf_16_is_read_and_other_encodings_are_named(tmp_path: Path) -> None:
