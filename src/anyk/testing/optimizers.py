@@ -218,7 +218,7 @@ class _Trial:
                 for which in random.permutation(len(slices)).tolist():
                     take(slices[which], self.gradients[t][slices[which]].copy())
             of_all = self._step(w, whole_state, t)
-            claim = f"stepping() offers steps in slices, but step {t}"
+            claim = f"the class declares by_coordinate, but step {t}"
             assert _near(out, of_all, w), f"{claim} in slices is not the step of the whole model"
             for name in whole_state:
                 assert name in state and _near(state[name], whole_state[name], whole_state[name]), (

@@ -2,10 +2,9 @@
 
 import contextlib
 import fcntl
-import itertools
 import mmap
 import os
-import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -61,25 +60,24 @@ def test_orders_that_were_changed_on_their_way_are_not_taken(data: st.DataObject
         segment.close()
 
 
-def written_by_another(write):
+@contextlib.contextmanager
+def written_by_another(segment, write):
     """Have another process write again and again, in a loop, until the block ends."""
-
-    @contextlib.contextmanager
-    def writing():
-        pid = os.fork()
-        if not pid:
-            try:
-                for number in itertools.count():
-                    write(number)
-            finally:
-                os._exit(1)
+    script = (
+        "import itertools, sys\n"
+        "from anyk.clusters.processes.memory import EMPTIED, MailBox, Segment, mark_buffer\n"
+        "segment = Segment(int(sys.argv[1]), 8192)\n"
+        "print('begun', flush=True)\n"
+        "for number in itertools.count():\n"
+        f"    {write}\n"
+    )
+    command = [sys.executable, "-c", script, str(segment.fd)]
+    with subprocess.Popen(command, pass_fds=[segment.fd], stdout=subprocess.PIPE, text=True) as writer:
         try:
+            assert writer.stdout.readline() == "begun\n"
             yield
         finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-    return writing()
+            writer.kill()
 
 
 @pytest.mark.slow
@@ -88,7 +86,8 @@ def test_orders_that_are_being_written_are_not_taken():
     segment = Segment.create(8192, "mail")
     box = MailBox(segment, 0, 4096)
     box.put(b"0" * 10)
-    with written_by_another(lambda number: MailBox(segment, 0, 4096).put(b"%d" % (number % 10) * (10 + number % 90))):
+    write = "MailBox(segment, 0, 4096).put(b'%d' % (number % 10) * (10 + number % 90))"
+    with written_by_another(segment, write):
         for _ in range(30_000):
             order = bytes(box.take())
             assert 10 <= len(order) < 100 and len(set(order)) == 1
@@ -99,7 +98,7 @@ def test_orders_that_are_being_written_are_not_taken():
 def test_the_state_of_a_buffer_is_never_another_while_it_is_written():
     segment = Segment.create(8192, "replies")
     mark_buffer(segment.memory, 0, EMPTIED, task=7)
-    with written_by_another(lambda number: mark_buffer(segment.memory, 0, EMPTIED, task=7)):
+    with written_by_another(segment, "mark_buffer(segment.memory, 0, EMPTIED, task=7)"):
         headers = {HEADER.unpack_from(segment.memory, 0) for _ in range(200_000)}
     assert headers == {(EMPTIED, 7, -1, 0)}
     segment.close()

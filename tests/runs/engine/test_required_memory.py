@@ -125,6 +125,7 @@ def test_a_run_takes_a_few_vectors_besides_the_optimisers(
             checkpoint_every=0.05,
             callbacks=[peak],
         )
+        gc.collect()
         left = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

@@ -304,7 +304,7 @@ def plan(
         today = record.strategy or "uncoded"
         models = models if models > 1 else models_trained(build_strategy(today, workers=fleet))
     if goal is not None and models > 1:
-        raise BadInput(f"a plan for a target is for one model, and today '{today}' trains {models}")
+        raise BadInput(f"a plan for a target is for one model, got models={models} (today's strategy is '{today}')")
     inexact = (everything or goal is not None) and not exact
     unlimited = max_load is None
     if max_load is None:
