@@ -65,10 +65,6 @@ def people() -> Console:
     """
     from rich.console import Console
 
-    class CommandConsole(Console):
-        def on_broken_pipe(self) -> None:
-            raise  # the group of commands decides: Rich would exit with status 1
-
     meta = click.get_current_context().meta
     if _CONSOLE not in meta:
         to_errors = json_to_output()
@@ -77,6 +73,11 @@ def people() -> Console:
         width = None if terminal or columns.isdecimal() else _UNLIMITED
         if columns.isdecimal() and int(columns) == 0:  # unknown, as in some editors
             width = shutil.get_terminal_size().columns if terminal else _UNLIMITED
+
+        class CommandConsole(Console):
+            def on_broken_pipe(self) -> None:
+                raise  # the group of commands decides: Rich would exit with status 1
+
         meta[_CONSOLE] = CommandConsole(stderr=to_errors, width=width)
     console: Console = meta[_CONSOLE]
     return console

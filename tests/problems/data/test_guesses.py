@@ -281,16 +281,21 @@ def test_dates_of_new_rows_have_a_time_zone_as_in_training(learned: Any, new: An
 TRUTHS = ["true", "false"] * 20
 
 
+def problems_of(file: Path) -> list[Any]:
+    """The problem of a file, read as a whole, in shards, and as a data frame of numbers."""
+    frame = pytest.importorskip("pandas").read_csv(file)
+    return [
+        from_data("file:target=price,task=regression", file=file, progress=None),
+        from_data(f"shards:files={file},target=price,task=regression", progress=None),
+        LeastSquares(frame[["new", "size"]].astype(float), frame["price"]),
+    ]
+
+
 @pytest.mark.parametrize("learned", [TRUTHS, [1, 0] * 20])
 def test_true_and_false_stand_for_one_and_zero(learned: Any, tmp_path: Path) -> None:
     """In any file of new rows, if all values learned from are such; and in shards as in one file."""
     file = write(tmp_path / "train.csv", "new,size,price", learned, A, PRICE)
-    frame = pytest.importorskip("pandas").read_csv(file)
-    for problem in (
-        from_data("file:target=price,task=regression", file=file, progress=None),
-        from_data(f"shards:files={file},target=price,task=regression", progress=None),
-        LeastSquares(frame[["new", "size"]].astype(float), frame["price"]),
-    ):
+    for problem in problems_of(file):
         run = train(problem, 5)
         words, digits = (write(tmp_path / "new.csv", "new,size", new, A) for new in (TRUTHS, [1, 0] * 20))
         assert run.predict(words) == pytest.approx(run.predict(digits))
@@ -299,12 +304,7 @@ def test_true_and_false_stand_for_one_and_zero(learned: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize("learned", [[0, 2] * 20, [0.0, 1.0, 0.25, 0.75] * 10, [-1, 1] * 20, [1.0, 0.5] * 20])
 def test_true_and_false_are_no_other_numbers(learned: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "train.csv", "new,size,price", learned, A, PRICE)
-    frame = pytest.importorskip("pandas").read_csv(file)
-    for problem in (
-        from_data("file:target=price,task=regression", file=file, progress=None),
-        from_data(f"shards:files={file},target=price,task=regression", progress=None),
-        LeastSquares(frame[["new", "size"]], frame["price"]),
-    ):
+    for problem in problems_of(file):
         run = train(problem, 5)
         with pytest.raises(
             BadInput, match="column 'new' .* holds text, such as 'true', but the model learned from num"

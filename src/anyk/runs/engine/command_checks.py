@@ -63,17 +63,19 @@ class CommandChecks:
             self._refuse("stepped without a message")
         used = set()
         for task, index in messages:
-            name = f"the message of task {task}, chunk {index},"
-            if (task, index) in used:
-                self._refuse(f"used {name} twice in a step")
-            used.add((task, index))
             batch = self._ledger.batch(task)
-            if batch is None:
-                self._refuse(f"used {name} which is not, or no longer, under way")
+            if (task, index) in used:
+                fault = "twice in a step"
+            elif batch is None:
+                fault = "which is not, or no longer, under way"
             elif not 0 <= index < batch.width:
-                self._refuse(f"used {name} which the task does not have")
+                fault = "which the task does not have"
             elif batch.status[(task - batch.first) * batch.width + index] not in (ARRIVED, KEPT):
-                self._refuse(f"used {name} which has not arrived")
+                fault = "which has not arrived"
+            else:
+                used.add((task, index))
+                continue
+            self._refuse(f"used the message of task {task}, chunk {index}, {fault}")
 
     def cancel(self, command: Cancel) -> None:
         """Check that a cancellation says how."""
