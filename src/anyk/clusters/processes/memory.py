@@ -290,7 +290,7 @@ def _write_header(memory: mmap.mmap, start: int, *fields: int) -> None:
 
     ``Struct.pack_into`` writes zeros first, and these would be read: a buffer that is free, or orders without a letter.
     """
-    np.frombuffer(memory, dtype=np.int64, count=4, offset=start)[:] = fields
+    memory[start : start + _BOX.size] = _BOX.pack(*fields)
 
 
 _STATE = struct.Struct("=qq")  # offset and length of a state's description, after its mark

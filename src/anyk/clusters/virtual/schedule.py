@@ -72,10 +72,10 @@ class TaskSchedule:
             return False
         if self._busy and max(self._free) > self.now:
             return False
-        if tasks is self._known_single:
-            return True
         if len(tasks) == 1:
             return len(tasks[0]) == 1
+        if tasks is self._known_single:
+            return True
         if any(map((1).__ne__, map(len, tasks))) or any(task[0].send != "done" for task in tasks):
             return False
         self._known_single = tasks

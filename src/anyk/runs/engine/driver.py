@@ -268,23 +268,18 @@ class Driver:
         elif self._faults.in_a_row:
             self._faults.in_a_row.pop(event.worker, None)
         commands = self.running.on(event)
-        if (commands or self.interrupted) and self._follow(commands):
-            return True
+        if commands or self.interrupted:
+            self._obey(commands)
+            if self._questions.answers and not self.finished():
+                self._answer()
+            if self._on_news is not None:
+                self._on_news(self)
+            if self.finished():
+                return True
+            if self._pace is not None:
+                self._pace.check(self.step, self._now)
         if self._on_event is not None:
             self._on_event(self)
-        return False
-
-    def _follow(self, commands: Sequence[Command]) -> bool:
-        """Obey what the strategy decided on an event; return whether the run has ended."""
-        self._obey(commands)
-        if self._questions.answers and not self.finished():
-            self._answer()
-        if self._on_news is not None:
-            self._on_news(self)
-        if self.finished():
-            return True
-        if self._pace is not None:
-            self._pace.check(self.step, self._now)
         return False
 
     def _compared_events(self, agreement: Agreement) -> Iterator[Event | Cut | None]:

@@ -153,7 +153,7 @@ class Ledger:
     def _aged(self, reply: Reply, batch: Batch) -> Reply:
         slot = batch.chunks[reply.task - batch.first][reply.chunk].slot
         staleness = self._versions.newest[slot] - batch.versions[slot]
-        return tuple.__new__(Reply, (*reply[:-1], staleness))  # three times as fast as _replace
+        return tuple.__new__(Reply, (*reply[:-1], staleness)) if staleness else reply  # faster than _replace
 
     def progress(self, event: Progress) -> None:
         """Record the number of finished partitions of a chunk that is sent on request."""
