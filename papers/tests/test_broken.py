@@ -149,7 +149,7 @@ averaging_raises = raising((Rounds, "_step"))
 sequential_raises = raising((SequentialRounds, "_end"))
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("name", "broken"),
     [

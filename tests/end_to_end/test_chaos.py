@@ -211,6 +211,7 @@ def test_a_request_spoils_one_message_only(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ whole runs
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "workers", "exact"),

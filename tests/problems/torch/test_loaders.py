@@ -59,6 +59,7 @@ def reversing(items):
     return torch.stack(x).flip(1), torch.stack(y)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("data", [TensorDataset(X, Y), Items()])
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"drop_last": True, "pin_memory": False}])
 @pytest.mark.parametrize("spec", ["uncoded", "frc:load=2", "cyclic:stragglers=1"])

@@ -90,6 +90,7 @@ class Peak(Callback):
         self.most = tracemalloc.get_traced_memory()[1]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize(
@@ -138,6 +139,7 @@ def test_a_run_takes_a_few_vectors_besides_the_optimisers(
     run.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("checkpoint_every", [0.0, 0.05])
