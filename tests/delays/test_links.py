@@ -89,3 +89,17 @@ def test_what_is_no_link_is_refused() -> None:
         communication("link:latncy=1")
     with pytest.raises(BadInput, match="^links must be parallel, serial or shared, got 'many'$"):
         anyk.delays.Communication(parse("none"), links="many")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["by=item", "by=round", "per=load", "uninterruptible=true"])
+def test_latencies_do_not_depend_on_what_a_task_computes(key: str) -> None:
+    for spec in (f"exp:mean=0.1,{key}", f"link:latency=(exp:mean=0.1,{key}),bandwidth=1e6"):
+        with pytest.raises(BadInput, match="the latency of communication is the same for each task"):
+            communication(spec)
+
+
+def test_the_latency_of_a_trace_has_no_slope(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("0.1,0.2\n0.2,0.1\n")
+    communication(f"trace:{tmp_path / 't.csv'}")
+    with pytest.raises(BadInput, match="slope have no meaning there"):
+        communication(f"trace:{tmp_path / 't.csv'},slope=1,load=0.5")

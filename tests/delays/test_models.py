@@ -362,3 +362,10 @@ def test_what_cannot_be_fitted() -> None:
         fit([1.0, -1.0])
     with pytest.raises(BadInput, match="censored must have one flag for each of the 2 times, got 1"):
         fit([1.0, 2.0], censored=[True])
+
+
+@pytest.mark.parametrize("key", ["by=item", "per=load", "uninterruptible=true"])
+def test_the_laws_of_a_mixture_have_no_keys_of_their_own(key: str) -> None:
+    with pytest.raises(BadInput, match="are keys of 'mixture' itself, not of its laws"):
+        parse(f"mixture:laws=(exp:mean=1,{key})/(exp:mean=1),weights=0.5/0.5")
+    assert parse(f"mixture:laws=(exp:mean=1)/(exp:mean=1),weights=0.5/0.5,{key}").spec.count(key) == 1

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,6 +71,12 @@ def test_train_show_resume_replay(tmp_path):
     receipt = run("show", folder, "--step", "2")
     assert "partitions counted with weight:" in receipt.output
     assert "cut off" in receipt.output
+    assert run("show", folder, "--step", "2", "--json", folder + ".json").exit_code == 0
+    plain = json.loads(Path(folder + ".json").read_text())["receipt"]
+    assert plain["version"] == 2 and len(plain["weights"]) == 6 and plain["used"][0].keys() >= {"worker", "weight"}
+    for words in (("--staleness", "--dark"), ("--curve", "loss"), ("--dark",)):
+        refused = run("show", folder, *words)
+        assert refused.exit_code == 2 and f"{words[-1] if words[-1] != 'loss' else '--curve'} is for" in refused.output
     assert run("show", folder, "--picture", str(tmp_path / "x.png")).exit_code == 0
     assert (tmp_path / "x.png").exists()
     resumed = run("resume", folder, "--steps", "9")

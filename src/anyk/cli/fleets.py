@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from anyk.base import BadInput, values_of
-from anyk.cli.fields import as_field, option, options_class, takes
+from anyk.cli.fields import as_field, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ProblemOptions,
@@ -303,7 +303,8 @@ def check(run: str, source: str | None, quiet: bool) -> None:
     say_result(*checked_lines(result))
 
 
-_FOR_A_TARGET = ("data", "problem", "optimizer", "lr", "evaluate")
+_FOR_A_TARGET = ("data", "data_file", "problem", "model", "l2", "split", "optimizer", "lr", "evaluate", "runs")
+_OF_A_FILE = ("round", "worker", "seconds", "unit")
 
 
 def _problem(options: PlanOptions) -> Problem | None:
@@ -312,9 +313,9 @@ def _problem(options: PlanOptions) -> Problem | None:
         if options.data is None and options.problem is None:
             raise BadInput("--target is of a problem's metric; name it with --data or --problem")
         return options.make_problem()
-    for name, value in values_of(options, *_FOR_A_TARGET).items():
-        if value is not None:
-            raise BadInput(f"--{name} is for a plan with a --target")
+    for name in _FOR_A_TARGET:
+        if is_given(name):
+            raise BadInput(f"--{name.replace('_', '-')} is for a plan with a --target")
     return None
 
 
@@ -334,4 +335,7 @@ def _read_source(source: str) -> Any:
 
     if Path(source).expanduser().exists() or source.partition(":")[0] not in registry:
         return source
+    for name in _OF_A_FILE:
+        if is_given(name):
+            raise BadInput(f"--{name} is for a table of measured times, and '{source}' is a delay model")
     return parse(source)

@@ -29,7 +29,7 @@ def list_kind(kind: str | None, workers: int | None, stragglers: int | None) -> 
     """List what can be named in a SPEC, with all keys: strategies, codes, delays, … Without KIND: the kinds.
 
     The table of codes for a number of workers has these columns. load: partitions that a worker computes, of how many;
-    copies: holders of a partition; tolerates: the number of stragglers with which the sum is exact, whoever they are.
+    copies: holders of a partition; tolerates: the number of stragglers with which the sum is certain to be exact.
     residual: root mean square over random sets of that many stragglers (~: measured on 200 sets or 40, else a closed
     form); worst: the largest (≥: a lower bound, found by a search). gain: amplification of the rounding of replies.
     decode ms: time to find the weights for a new set.

@@ -295,6 +295,15 @@ def show(
     """Show a run (settings, result, how its chunks ended, the receipt of a step, staleness) or a race."""
     from anyk.runs import is_race
 
+    for name in ("dark", "curve"):
+        if is_given(name) and (picture is None or staleness):
+            raise BadInput(f"--{name} is for the picture of the metric or the loss against seconds (--picture)")
+    if (Path(run) / "auto.toml").is_file():
+        for name in ("step", "staleness", "picture", "table"):
+            if is_given(name):
+                raise BadInput(f"'{run}' is the folder of --strategy auto; --{name} is for one of the runs in it")
+        _show_parts(Path(run))
+        return
     if not is_race(run):
         _show_run(run, step, staleness=staleness, picture=picture, dark=dark, table=table, curve=curve)
         return
@@ -302,6 +311,22 @@ def show(
         name = "staleness" if step is None else "step"
         raise BadInput(f"'{run}' is the folder of a race; --{name} is for one of its runs")
     _show_race(run, picture=picture, dark=dark, table=table, curve=curve)
+
+
+def _show_parts(folder: Path) -> None:
+    """Print the settings of a training by --strategy auto, and its parts, one after another."""
+    from anyk.fleet import read_auto, read_parts
+    from anyk.runs.api import setup
+    from anyk.views import parts_table
+
+    config, parts = read_auto(folder), read_parts(folder)
+    _say_setup((config, parts[0].run.config.environment if parts else {}))
+    report: ByName = setup(config) | {"parts": [part.run.report() for part in parts]}
+    if parts:
+        last, seconds = parts[-1].run, sum(part.run.seconds for part in parts)
+        say(parts_table(parts), f"{last.steps} steps in {seconds:.4g} s, loss {last.loss:.4g}", f"run: {last.path}")
+        report["seconds"] = seconds
+    write_json(report)
 
 
 def _show_race(folder: str, *, picture: str | None, dark: bool, table: str | None, curve: Any) -> None:
@@ -331,7 +356,7 @@ def _show_run(
     run = Run.open(folder)
     report = run.report()
     if step is not None:
-        _show_receipt(run, step)
+        report |= _show_receipt(run, step)
     if staleness:
         report |= _show_staleness(run)
     if step is None and not staleness:
@@ -391,7 +416,8 @@ def _expanded(run: Run) -> str:
     return requested if completed_spec == requested else f"{requested}, that is {completed_spec}"
 
 
-def _show_receipt(run: Run, step: int) -> None:
+def _show_receipt(run: Run, step: int) -> ByName:
+    """Print the receipt of a step, and return it for JSON."""
     receipt = run.receipt(step)
     lines = [f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}"]
     if receipt.fleet:
@@ -416,6 +442,7 @@ def _show_receipt(run: Run, step: int) -> None:
     if receipt.rest:
         lines.append(f"still at work, or away: workers {', '.join(map(str, receipt.rest))}")
     say(*lines)
+    return {"receipt": receipt.report()}
 
 
 def _show_staleness(run: Run) -> ByName:

@@ -10,6 +10,7 @@ from anyk.base.errors import BadInput
 from anyk.base.keyed import keyed_uniform
 from anyk.base.specs import show_spec
 from anyk.delays.base import DelayModel, DelayStream
+from anyk.delays.trace import Trace
 
 Links = Literal["parallel", "serial", "shared"]
 
@@ -51,6 +52,13 @@ class Communication:
     links: Links = "parallel"
 
     def __post_init__(self) -> None:
+        latency = self.latency
+        slope = latency.slope if isinstance(latency, Trace) else 0.0
+        if (latency.by, latency.per, latency.uninterruptible) != ("task", "task", False) or slope:
+            raise BadInput(
+                "the latency of communication is the same for each task, whatever it computes: by, per, uninterruptible "
+                f"and slope have no meaning there, got '{latency.spec}'"
+            )
         if self.bandwidth and not 1.0 <= self.bandwidth < float("inf"):
             raise BadInput(f"bandwidth must be at least 1 byte a second, or 0 for unlimited, got {self.bandwidth:g}")
 

@@ -274,6 +274,11 @@ class Mixture(DelayModel):
             raise BadInput(
                 "'mixture' takes laws only; a trace has rows that belong together, and bursts last for rounds"
             )
+        for law in self.laws:
+            if (law.by, law.per, law.uninterruptible) != ("task", "task", False):
+                raise BadInput(
+                    f"by, per and uninterruptible are keys of 'mixture' itself, not of its laws, got '{law.spec}'"
+                )
 
     @property
     def spec(self) -> str:

@@ -273,6 +273,14 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     )
     assert "steps 12 to 30: held: a step took 1 s" in done.output and "left out: ad-psgd, " in done.output
     assert sorted(one.name for one in Path("run").iterdir()) == ["1-measure", "2-frc", "auto.toml"]
+    shown = CliRunner().invoke(main, ["show", "run"])  # parts of one training are no rivals
+    table = [line.split() for line in shown.output.splitlines() if "frc" in line]
+    assert ["0", "to", "12"] == table[0][1:4] and ["12", "to", "30"] == table[1][1:4], shown.output
+    assert "1.0x" not in shown.output and "30 steps in" in shown.output
+    refused = CliRunner().invoke(main, ["show", "run", "--step", "3"])
+    assert refused.exit_code == 2 and "--step is for one of the runs in it" in refused.output
+    refused = CliRunner().invoke(main, ["verify", "run"])
+    assert refused.exit_code == 2 and "name one of the runs in it, as in run/1-measure" in refused.output
     resumed = CliRunner().invoke(main, ["resume", "run", "--steps", "33", "--quiet"])
     assert resumed.exit_code == 0 and "steps 12 to 33: held: a step took 1 s" in resumed.output, resumed.output
     refused = CliRunner().invoke(main, ["resume", "run", "--add", "uncoded"])

@@ -227,3 +227,19 @@ def test_workers_that_share_cores_widen_promises() -> None:
     narrow, wide = (one.seconds_per_step for one in codes)
     everyone = times.max(axis=1).mean() + 1 / N + 1.0  # no task is cut off, and the driver takes 1 s
     assert narrow.high < everyone < wide.high and wide.low < narrow.low
+
+
+@pytest.mark.parametrize("spec", ["exp:mean=0.5,per=load", "exp:mean=0.5,uninterruptible=true"])
+def test_no_plan_for_delays_that_a_record_cannot_say(spec: str) -> None:
+    with pytest.raises(BadInput, match="a plan is for delays of whole tasks that can be cut off"):
+        anyk.plan(anyk.delays.parse(spec), workers=N, slope=0.0, resamples=20)
+
+
+def test_a_trace_is_planned_for_as_the_record_that_it_is(tmp_path: Path) -> None:
+    times = np.random.default_rng(0).exponential(1.0, (40, N))
+    np.savez(tmp_path / "t.npz", seconds=times, load=0.5)
+    with pytest.raises(BadInput, match="holds measured times, which are a record: plan for its file itself"):
+        anyk.plan(anyk.delays.Trace(str(tmp_path / "t.npz")), workers=N, slope=2.0, resamples=20)
+    with pytest.raises(BadInput, match="a table of delays holds measured times"):
+        anyk.plan(anyk.delays.TableDelays(times), workers=N, slope=2.0, resamples=20)
+    assert anyk.plan(tmp_path / "t.npz", slope=2.0, resamples=20).candidates

@@ -15,7 +15,7 @@ from anyk import codes
 from anyk.base import BadInput, Flags, Floats, keyed_generator, parse_spec
 from anyk.clusters import Compute, Simulated
 from anyk.compression import compressor
-from anyk.delays import DelayModel, TableDelays
+from anyk.delays import DelayModel, TableDelays, Trace
 from anyk.fleet.explanation import attribution
 from anyk.fleet.records import Record, read
 from anyk.fleet.records.reading import Readable
@@ -394,9 +394,25 @@ def completed(record: Record) -> Completed:
 
 
 def sample_record(model: DelayModel, workers: int | None, seed: int) -> Record:
-    """Return the record of a fleet whose delays follow a model."""
+    """Return the record of a fleet whose delays follow a model.
+
+    Raises :class:`~anyk.BadInput` for measured times, which are a record already, and for delays that depend on the
+    load of a task or outlast its end: the record of a fleet does not say this.
+    """
     if workers is None:
         raise BadInput("to plan for a delay model, give the number of workers")
+    if isinstance(model, Trace):
+        raise BadInput(
+            f"'{model.spec}' holds measured times, which are a record: plan for its file itself, without 'trace:'; a "
+            "load that the file does not say is added by anyk record --load"
+        )
+    if isinstance(model, TableDelays):
+        raise BadInput("a table of delays holds measured times: plan for anyk.fleet.Record(times, load=…)")
+    if model.per != "task" or model.uninterruptible:
+        raise BadInput(
+            f"a plan is for delays of whole tasks that can be cut off, got '{model.spec}'; leave out per and "
+            "uninterruptible, and give the seconds for the whole data (--slope)"
+        )
     model.check_fleet(workers)
     times = np.stack([model.draws(seed, i, 0, _SAMPLED_ROUNDS) for i in range(workers)], axis=1)
     return Record(times, load=1.0 / workers, remarks=(f"{_SAMPLED_ROUNDS} rounds sampled from {model.spec}",))

@@ -84,7 +84,11 @@ def verify(path: str | Path) -> Verification:
     if (folder / race_folder.NAME).is_file():
         return Verification(folder, tuple(_of_race(folder)))
     if not any((folder / name).is_file() for name in (config.NAME, _LOG, checkpoints.NAME)):
-        raise BadInput(f"'{folder}' is not a run folder: it has neither {config.NAME} nor {_LOG} nor a checkpoint")
+        runs = race_folder.run_folders(folder)
+        hint = f"; name one of the runs in it, as in {runs[0]}" if runs else ""
+        raise BadInput(
+            f"'{folder}' is not a run folder: it has neither {config.NAME} nor {_LOG} nor a checkpoint{hint}"
+        )
     tidy(folder)
     return Verification(folder, tuple(_checks(folder)))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from anyk.base.arrays import Floats
+from anyk.base.plain import ByName
 from anyk.protocol import Combine
 from anyk.runs.engine.dispatches import ARRIVED, CANCELLED, OPEN, Batch, plain_weight
 from anyk.runs.log import queries
@@ -83,6 +85,16 @@ class Receipt:
     fleet: str = ""
     values: Mapping[str, float | str] = field(default_factory=dict)
     slices: tuple[tuple[int, ...], ...] = ()
+
+    def report(self) -> ByName:
+        """Return the receipt as plain values for JSON; a number that is not finite is None."""
+        named = {
+            "weights": self.weights.tolist(),
+            "used": [message._asdict() for message in self.used],
+            "cut_off": [asdict(cut) for cut in self.cut_off],
+        }
+        plain: ByName = msgspec.json.decode(msgspec.json.encode(vars(self) | named))
+        return plain
 
 
 class _Update(NamedTuple):
