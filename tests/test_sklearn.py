@@ -399,10 +399,60 @@ def test_a_column_of_dates_or_text_is_named():
     frame = pd.DataFrame(
         {"a": [1.0, 2.0, 3.0, 5.0], "when": pd.date_range("2024-01-01", periods=4), "city": ["x", "y", "x", "y"]}
     )
-    for columns, name in ((["a", "when"], "when"), (["a", "city"], "city"), (["city", "when"], "city")):
-        with pytest.raises(BadInput, match=rf"column '{name}' of X holds .* values, such as .*; encode it first"):
+    for columns, name, remedy in (
+        (["a", "when"], "when", "turn them into numbers of one unit"),
+        (["a", "city"], "city", "encode it first"),
+        (["city", "when"], "when", "turn them into numbers of one unit"),
+    ):
+        with pytest.raises(BadInput, match=rf"column '{name}' of X holds .* values.*; {remedy}"):
             AnykRegressor().fit(frame[columns], [1.0, 2.0, 3.0, 4.0])
     frame["whole"] = pd.array([1, 2, 3, 5], dtype="Int64")
     assert AnykRegressor().fit(frame[["a", "whole"]], [1.0, 2.0, 3.0, 4.0]).coef_.shape == (2,)
     with pytest.raises(BadInput, match="sample_weight must hold values in rows of equal length"):
         AnykRegressor().fit(frame[["a"]], [1.0, 2.0, 3.0, 4.0], [[1.0], [1.0, 2.0], [1.0], [1.0]])
+
+
+# ------------------------------------------------------------------------------------------- what cannot be learned from
+
+
+@pytest.mark.parametrize("unit", ["D", "s", "ns"])
+def test_dates_and_durations_are_refused_in_whatever_form(unit: str) -> None:
+    import pandas as pd
+
+    dates = np.arange(60).astype("M8[D]").astype(f"M8[{unit}]")
+    frame = pd.DataFrame({"a": dates, "b": np.arange(60.0)})
+    for X in (dates[:, None], (dates - dates[0])[:, None], frame, frame[["a"]], frame.iloc[:0]):
+        with pytest.raises(BadInput, match="and the estimators take numbers; turn them into numbers of one unit"):
+            AnykRegressor().fit(X, np.arange(float(len(X))))
+
+
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    y = (X[:, 0] > 0).astype(int)
+    model = AnykClassifier().fit(X, y)
+    predicted = model.predict(X)
+    for fit in (
+        lambda: model.set_params(workers=1000).fit(X[:, :2], y + 5),
+        lambda: model.set_params(workers=4, lr=-1.0).partial_fit(X, y),
+    ):
+        with pytest.raises(BadInput):
+            fit()
+        assert model.classes_.tolist() == [0, 1] and model.n_features_in_ == 3
+        assert np.array_equal(model.predict(X), predicted)
+    first = AnykClassifier(workers=1000)
+    with pytest.raises(BadInput):
+        first.fit(X, y)
+    with pytest.raises(NotFittedError):
+        first.predict(X)
+
+
+@pytest.mark.parametrize("weights", [{0: 0, 1: 0}, {0: 1, 1: -1}, {0: 1, 1: float("nan")}])
+def test_weights_of_classes_that_cannot_be_are_refused_by_name(weights: dict[int, float]) -> None:
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    with pytest.raises(BadInput, match="class_weight must hold finite numbers of at least 0"):
+        AnykClassifier(class_weight=weights).fit(X, (X[:, 0] > 0).astype(int))
+
+
+def test_warm_start_is_true_or_false() -> None:
+    with pytest.raises(BadInput, match="warm_start must be True or False, got 'no'"):
+        AnykRegressor(warm_start="no").fit([[0.0], [1.0]], [0.0, 1.0])

@@ -8,6 +8,8 @@ AnykClassifier``.)
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Self
 
@@ -52,6 +54,7 @@ def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
     for values, name in zip(data, "Xy", strict=False):
         if isinstance(values, np.ma.MaskedArray):  # of which scikit-learn drops the mask
             array_of(values, name)
+    _refuse_times(data[0])
     checks |= {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
     try:
         from sklearn.utils.validation import validate_data
@@ -64,20 +67,42 @@ def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
         raise
 
 
+def _refuse_times(X: Any) -> None:
+    """Raise BadInput for dates and durations, which scikit-learn takes for numbers, in whatever unit they are in."""
+    kinds = X.dtypes if hasattr(X, "iloc") and hasattr(X, "columns") else [getattr(X, "dtype", None)]
+    for number, kind in enumerate(kinds):
+        if getattr(kind, "kind", "") in ("m", "M"):
+            name = f"column '{X.columns[number]}' of X" if hasattr(X, "columns") else "X"
+            raise BadInput(
+                f"{name} holds {kind} values, and the estimators take numbers; turn them into numbers of one unit, "
+                "such as days since a date"
+            )
+
+
 def _refuse_columns(X: Any) -> None:
     """Raise BadInput for the first column of a data frame that does not hold numbers, if there is one."""
-    for name in X.columns if hasattr(X, "columns") and hasattr(X, "dtypes") else ():
-        cells = np.asarray(X[name])
+    for i in range(X.shape[1] if hasattr(X, "iloc") and hasattr(X, "columns") else 0):
+        cells = np.asarray(X.iloc[:, i])
         try:
-            if cells.ndim == 1 and cells.dtype.kind not in "mM":
-                cells.astype(float)
-                continue
+            cells.astype(float)
         except (TypeError, ValueError):
-            pass
-        raise BadInput(
-            f"column '{name}' of X holds {cells.dtype} values, such as {str(cells.ravel()[0])!r}, and the estimators "
-            "take numbers; encode it first (scikit-learn's OneHotEncoder in a ColumnTransformer), or leave it out"
-        )
+            example = f", such as {str(cells[0])!r}," if len(cells) else ""
+            raise BadInput(
+                f"column '{X.columns[i]}' of X holds {cells.dtype} values{example} and the estimators take numbers; "
+                "encode it first (scikit-learn's OneHotEncoder in a ColumnTransformer), or leave it out"
+            ) from None
+
+
+@contextmanager
+def _all_or_nothing(estimator: Any) -> Iterator[None]:
+    """Leave an estimator as it was if fitting it fails: what was learned before goes together."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
 
 
 class _Settled(Callback):
@@ -160,6 +185,7 @@ class _Linear(BaseEstimator):
         """Train until the model settles, from the start, or with ``warm_start`` from the current model."""
         check_value(self.tol, NonnegativeNumber | None, "tol")
         check_value(self.max_iter, AtLeastOne, "max_iter")
+        check_value(self.warm_start, bool, "warm_start")
         self._steps: _Steps | None = None
         problem = self._problem(task, None, warm=self.warm_start)
         spread = 1.0 if problem.labelled else _mean_and_spread(task)[1]
@@ -317,14 +343,15 @@ class AnykClassifier(ClassifierMixin, _Linear):
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on rows of ``X`` with labels ``y`` (any two or more); ``sample_weight``: shape (rows,)."""
         before = vars(self).get("classes_")
-        X, y = _validated(self, X, y, ensure_min_samples=2)
-        check_classification_targets(y)
-        classes, numbers = np.unique(y, return_inverse=True)
-        _check_classes(classes)
-        if self.warm_start and before is not None and not np.array_equal(before, classes):
-            raise BadInput(f"with warm_start the labels must be those of the fit before, {before.tolist()}")
-        self.classes_ = classes
-        self._fit(_Task(self._kind, X, numbers, self._weights_of(sample_weight, numbers), classes.size))
+        with _all_or_nothing(self):
+            X, y = _validated(self, X, y, ensure_min_samples=2)
+            check_classification_targets(y)
+            classes, numbers = np.unique(y, return_inverse=True)
+            _check_classes(classes)
+            if self.warm_start and before is not None and not np.array_equal(before, classes):
+                raise BadInput(f"with warm_start the labels must be those of the fit before, {before.tolist()}")
+            self.classes_ = classes
+            self._fit(_Task(self._kind, X, numbers, self._weights_of(sample_weight, numbers), classes.size))
         return self
 
     def partial_fit(
@@ -341,19 +368,21 @@ class AnykClassifier(ClassifierMixin, _Linear):
         first = "classes_" not in vars(self)
         if first and classes is None:
             raise BadInput("the first call of partial_fit needs all labels: give classes=")
-        X, y = _validated(self, X, y, reset=first)
-        check_classification_targets(y)
-        classes_known = self.classes_ if classes is None else np.unique(np.asarray(classes))
-        if not first and not np.array_equal(classes_known, self.classes_):
-            raise BadInput(f"classes must be those of the first call, {self.classes_.tolist()}, or left out")
-        _check_classes(classes_known)
-        if not np.isin(y, classes_known).all():
-            raise BadInput(f"y has labels that are not in classes: {np.setdiff1d(y, classes_known).tolist()}")
-        if self.class_weight == "balanced":
-            raise BadInput("class_weight='balanced' needs all rows at once; give partial_fit a dictionary of weights")
-        self.classes_ = classes_known
-        numbers = np.searchsorted(classes_known, y)
-        self._partial_fit(_Task(self._kind, X, numbers, self._weights_of(sample_weight, numbers), classes_known.size))
+        with _all_or_nothing(self):
+            X, y = _validated(self, X, y, reset=first)
+            check_classification_targets(y)
+            classes_known = self.classes_ if classes is None else np.unique(np.asarray(classes))
+            if not first and not np.array_equal(classes_known, self.classes_):
+                raise BadInput(f"classes must be those of the first call, {self.classes_.tolist()}, or left out")
+            _check_classes(classes_known)
+            if not np.isin(y, classes_known).all():
+                raise BadInput(f"y has labels that are not in classes: {np.setdiff1d(y, classes_known).tolist()}")
+            if self.class_weight == "balanced":
+                raise BadInput("class_weight='balanced' needs all rows at once; give partial_fit a dictionary")
+            self.classes_ = classes_known
+            numbers = np.searchsorted(classes_known, y)
+            weights = self._weights_of(sample_weight, numbers)
+            self._partial_fit(_Task(self._kind, X, numbers, weights, classes_known.size))
         return self
 
     @property
@@ -370,6 +399,11 @@ class AnykClassifier(ClassifierMixin, _Linear):
             factors = sums.sum() / (self.classes_.size * np.where(sums > 0, sums, 1.0))
         else:
             factors = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[numbers])
+            if not (np.isfinite(factors).all() and (factors >= 0).all() and factors[numbers].any()):
+                raise BadInput(
+                    "class_weight must hold finite numbers of at least 0, not all of them 0, got "
+                    f"{dict(zip(self.classes_.tolist(), factors.tolist(), strict=True))}"
+                )
         return np.asarray(factors[numbers] * (1.0 if weights is None else weights), dtype=np.float64)
 
     def decision_function(self, X: Any) -> Vector:
@@ -413,14 +447,16 @@ class AnykRegressor(RegressorMixin, _Linear):
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on rows of ``X`` with values ``y``, shape (rows,); ``sample_weight``: shape (rows,)."""
-        X, y = _validated(self, X, y, ensure_min_samples=2, y_numeric=True)
-        self._fit(_Task(LeastSquares, X, y, self._weights(sample_weight, X.shape[0])))
+        with _all_or_nothing(self):
+            X, y = _validated(self, X, y, ensure_min_samples=2, y_numeric=True)
+            self._fit(_Task(LeastSquares, X, y, self._weights(sample_weight, X.shape[0])))
         return self
 
     def partial_fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Take one step on the mean loss of these rows; see :meth:`AnykClassifier.partial_fit`."""
-        X, y = _validated(self, X, y, reset="coef_" not in vars(self), y_numeric=True)
-        self._partial_fit(_Task(LeastSquares, X, y, self._weights(sample_weight, X.shape[0])))
+        with _all_or_nothing(self):
+            X, y = _validated(self, X, y, reset="coef_" not in vars(self), y_numeric=True)
+            self._partial_fit(_Task(LeastSquares, X, y, self._weights(sample_weight, X.shape[0])))
         return self
 
     def _set_coefficients(self, coefficients: Vector, intercepts: Vector) -> None:

@@ -12,7 +12,7 @@ from anyk.clusters import Cluster, nodes_of_job
 from anyk.clusters import cluster as build_cluster
 from anyk.codes import Code
 from anyk.problems import TorchProblem
-from anyk.protocol import Strategy
+from anyk.protocol import Strategy, Workers
 from anyk.runs import Run, SlicedRounds, optimizer_rounds
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def _make_cluster(spec: str, workers: int | tuple[int, int] | None) -> Cluster:
     """Return the cluster of a spec, by default with one worker on each node of a job."""
     if workers is None and spec.partition(":")[0] != "nodes":
         raise BadInput(f"the cluster '{spec}' needs the number of workers: give workers=…")
-    most = nodes_of_job() if workers is None else workers if isinstance(workers, int) else workers[1]
-    return build_cluster(spec, workers=most)
+    return build_cluster(spec, workers=nodes_of_job() if workers is None else Workers.of(workers).most)
 
 
 _ENDLESS = 10**9  # steps: the loop ends the run
@@ -48,7 +47,8 @@ class Optimizer(AbstractContextManager["Optimizer"]):
     schedulers and state work as without anyk. :meth:`step` has workers compute the partial gradients at the module's
     parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step, with its learning rates times
     the strategy's factor, if it has one (``lr_scale``). ``prepare`` is called in between. ``clip``: the Euclidean norm
-    to which gradients are shortened before, as by ``torch.nn.utils.clip_grad_norm_``.
+    to which gradients are shortened before, as by ``torch.nn.utils.clip_grad_norm_`` of all parameters that were
+    trainable when the problem was made; hooks come after it (``prepare`` may clip what they leave).
     ``cluster`` may be a spec, with the number of ``workers``; on ``nodes`` there is by default one on each, and all
     ranks but 0 leave the program here. Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
     :func:`anyk.rounds` (``evaluate``, ``seconds``, ``accumulate``, ``out``, ``go_on``, …); the run folder also stores
@@ -175,9 +175,15 @@ class Optimizer(AbstractContextManager["Optimizer"]):
             if steps[0].scale != 1.0:
                 raise BadInput("a closure has no learning rate to scale: leave out lr_scale of the strategy")
             if closure is None:
-                return torch.tensor(self._loss(), dtype=torch.float64)
+                return torch.tensor(self._rounds.module_loss(), dtype=torch.float64)
             value = self._call_unchanged(closure)
-            return value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+            try:
+                loss = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+            except (RuntimeError, TypeError, ValueError):
+                loss = torch.empty(0)
+            if loss.numel() != 1:
+                raise BadInput(f"the closure of step() must return the loss, one number, got {value!r}")
+            return loss
 
         evaluate.is_round = True  # type: ignore[attr-defined]
         try:
@@ -212,17 +218,14 @@ class Optimizer(AbstractContextManager["Optimizer"]):
             )
         return value
 
-    def _loss(self) -> float:
-        """Return the problem's loss at the module's parameters, on the driver."""
-        import torch
-
-        parameters = [parameter for parameter in self._problem.module.parameters() if parameter.requires_grad]
-        w = torch.cat([parameter.detach().reshape(-1).cpu() for parameter in parameters]).numpy()
-        return self._problem.loss(w)
-
     def _step(self, scale: float) -> None:
         """Let the optimiser step with its learning rates times ``scale``."""
         groups = self.optimizer.param_groups if scale != 1.0 else []
+        if any("lr" not in group for group in groups):
+            raise BadInput(
+                f"a group of {type(self.optimizer).__name__} has no learning rate 'lr', which lr_scale of the strategy "
+                "multiplies"
+            )
         rates = [group["lr"] for group in groups]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * scale

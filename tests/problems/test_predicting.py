@@ -394,3 +394,73 @@ def test_coefficients_on_the_command_line(tmp_path: Path) -> None:
     table, note = coefficients_table(wide)
     assert [row[0] for row in table.rows] == ["intercept", *map(str, range(200, 300))] and "of 300 columns" in note
     assert len(coefficients_report(wide)["coefficients"]) == 300
+
+
+# ------------------------------------------------------------------------------------------- names of any table
+
+
+def test_columns_called_by_number_are_found_by_that_name(tmp_path: Path) -> None:
+    """Whether a table has further columns or not: ``column 1`` is a name where a table says so."""
+    (tmp_path / "t.csv").write_text("\n".join(f"{i},{i % 3},{2 * i + i % 3}" for i in range(40)))
+    problem = from_data("file:header=no,task=regression", file=tmp_path / "t.csv", progress=None)
+    run = anyk.train(problem, "uncoded", "simulated", workers=4, steps=300)
+    assert run.coefficients.names == ("column 0", "column 1")
+    expected = run.predict([[30.0, 0.0]])
+    assert expected == pytest.approx([60.0], rel=0.05)
+    for table in (
+        {"column 0": [30], "column 1": [0]},
+        {"column 1": [0], "column 0": [30]},
+        {"column 1": [0], "column 0": [30], "id": [7]},
+    ):
+        assert run.predict(table) == pytest.approx(expected)
+
+
+def test_names_that_are_no_text_are_names_as_well() -> None:
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    y = X @ [3.0, -1.0]
+    frame = pd.DataFrame(X)
+    tables: list[tuple[Any, Any]] = [(frame, frame[[1, 0]])]
+    tables.append((frame.set_axis(pd.MultiIndex.from_tuples([("a", 1), ("a", 2)]), axis=1),) * 2)
+    tables[-1] = (tables[-1][0], tables[-1][0].iloc[:, [1, 0]])
+    try:
+        import pyarrow as pa
+    except ImportError:
+        pass
+    else:
+        table = pa.table({"a": X[:, 0], "b": X[:, 1]})
+        tables.append((table, table.select(["b", "a"])))
+    for given, reordered in tables:
+        problem = anyk.problems.LeastSquares(given, y, X_test=reordered, y_test=y)
+        run = anyk.train(problem, "uncoded", "simulated", workers=4, steps=300)
+        assert run.predict(reordered) == pytest.approx(run.predict(X)) and run.predict(X) == pytest.approx(y, abs=1e-3)
+        assert run.metric is not None and run.metric["value"] < 1e-6
+
+
+def test_frames_of_several_types_of_numbers() -> None:
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1] > 0, "c": pd.array([1, 2] * 20, dtype="Int64")})
+    problem = anyk.problems.LeastSquares(frame, X[:, 0])
+    assert np.array_equal(problem.X, frame.astype(float).to_numpy())
+    frame["c"] = pd.array([None, 2] * 20, dtype="Int64")
+    with pytest.raises(BadInput, match="X has 20 values that are NaN or infinite"):
+        anyk.problems.LeastSquares(frame, X[:, 0])
+    with pytest.raises(BadInput, match="X must hold numbers, got object"):
+        anyk.problems.LeastSquares(pd.DataFrame({"a": X[:, 0], "b": ["x"] * 40}), X[:, 0])
+
+
+def test_labels_beyond_whole_numbers_of_64_bits_stay_what_they_are() -> None:
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    labels = (X[:, 0] > 0) * 1e20
+    run = anyk.train(anyk.problems.LogisticRegression(X, labels), "uncoded", "simulated", workers=4, steps=50)
+    assert set(run.predict(X).tolist()) == {0.0, 1e20}
+
+
+def test_missing_values_of_pandas_and_sparse_rows_alone_are_refused() -> None:
+    X = np.random.default_rng(0).normal(size=(40, 2))
+    frame = pd.DataFrame(X, columns=["a", "b"])
+    run = anyk.train(anyk.problems.LeastSquares(frame, X[:, 0]), "uncoded", "simulated", workers=4, steps=5)
+    for gap in (pd.NA, pd.NaT, None, float("nan")):
+        with pytest.raises(BadInput, match="column 'a' of X is missing or not finite in 1 row"):
+            run.predict({"a": [1.0, gap], "b": [1.0, 2.0]})
+    with pytest.raises(BadInput, match=r"must be a table \(rows x columns\), got shape \(2,\)"):
+        run.predict(sparse.coo_array(X[0]))

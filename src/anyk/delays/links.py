@@ -56,8 +56,8 @@ class Communication:
         slope = latency.slope if isinstance(latency, Trace) else 0.0
         if (latency.by, latency.per, latency.uninterruptible) != ("task", "task", False) or slope:
             raise BadInput(
-                "the latency of communication is the same for each task, whatever it computes: by, per, uninterruptible "
-                f"and slope have no meaning there, got '{latency.spec}'"
+                "the latency of communication is the same for each task, whatever it computes: by, per, "
+                f"uninterruptible and slope have no meaning there, got '{latency.spec}'"
             )
         if self.bandwidth and not 1.0 <= self.bandwidth < float("inf"):
             raise BadInput(f"bandwidth must be at least 1 byte a second, or 0 for unlimited, got {self.bandwidth:g}")

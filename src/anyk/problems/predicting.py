@@ -17,6 +17,8 @@ from anyk.problems.base import Index, Tell
 from anyk.problems.linear.scaling import Scaling, array_of, in_units, model_columns
 from anyk.tables import Encoding, Matrix, Table, check_finite
 
+_EXACT = 2.0**53  # up to here each whole number is a float64
+
 
 def layers_of(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vector, Vector, Vector, Vector]:
     """Return views of a flat model: weights (features x hidden), bias, weights (hidden x outputs), bias."""
@@ -115,7 +117,8 @@ class Predictor:
         if any(isinstance(one, str) for one in self.classes):
             return np.array(list(map(str, self.classes)), dtype=object)
         numbers = np.array(self.classes, dtype=float)
-        return numbers.astype(np.int64) if (numbers == np.floor(numbers)).all() else numbers
+        whole = (numbers == np.floor(numbers)).all() and (np.abs(numbers) <= _EXACT).all()
+        return numbers.astype(np.int64) if whole else numbers
 
     def coefficients(self, w: Vector) -> Coefficients:
         """Return the model in the units of the input; raise :class:`~anyk.BadInput` if it is not linear."""
@@ -138,6 +141,8 @@ class Predictor:
         from scipy import sparse
 
         if sparse.issparse(X):
+            if X.ndim != 2:
+                raise BadInput(f"{where} must be a table (rows x columns), got shape {X.shape}")
             return self._plain(sparse.csr_array(X), where)
         if hasattr(X, "column_names") and hasattr(X, "to_pandas"):  # a table of PyArrow
             X = X.to_pandas()
@@ -151,7 +156,7 @@ class Predictor:
         if len({len(column) for column in table.columns}) > 1:
             raise BadInput(f"the columns of {where} are not equally long")
         if self.encoding.columns:
-            places = self.encoding.places(table.names, where)
+            places = self.encoding.places(table.names, where, header=table.header)
             return self.encoding.encode([table.columns[index] for index in places], where, tell)
         for name, column in zip(table.names, table.columns, strict=True):
             if column.dtype.kind != "f":
@@ -207,6 +212,14 @@ class Predictor:
         return predictor
 
 
+def _is_missing(cell: object) -> bool:
+    """Return whether a cell is None, NaN, or pandas' NA or NaT, none of which equals itself for certain."""
+    if cell is None:
+        return True
+    unequal = cell != cell
+    return not isinstance(unequal, (bool, np.bool_)) or bool(unequal)
+
+
 def _column(values: object, where: str) -> Array:
     """Return a column in the form of a table's: numbers with NaN, or text with None."""
     array: Array = array_of(values, f"a column of {where}")
@@ -221,8 +234,7 @@ def _column(values: object, where: str) -> Array:
     if array.dtype.kind not in "OUT":
         raise BadInput(f"{where} holds {array.dtype} values, which are neither numbers nor text")
     column = array.astype(object)
-    missing = values.isna() if hasattr(values, "isna") else [cell is None or cell != cell for cell in column]
-    absent = np.array(missing, dtype=bool)
+    absent = np.array([_is_missing(cell) for cell in column], dtype=bool)
     column = np.array([cell.isoformat() if isinstance(cell, date) else cell for cell in column], dtype=object)
     is_text = all(isinstance(cell, str) for cell in column[~absent])
     column[absent] = None if is_text else np.nan

@@ -5,6 +5,7 @@ Examples are the weight of a term of the loss, a temperature, and the parameters
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import math
@@ -68,6 +69,14 @@ class Values:
         """Return a worker's copy: it needs neither schedules nor the kept arrays, which are in the module."""
         initial = self.initial._replace(arrays=self.initial.arrays[: len(self._arrays)])
         return self.__dict__ | {"_schedules": {}, "_kept": dict.fromkeys(self._kept), "initial": initial}
+
+    def with_kept(self, kept_tensors: Mapping[str, Array]) -> Values:
+        """Return these values beside other kept arrays, of the same names and forms."""
+        other = copy.copy(self)
+        other._kept = dict(kept_tensors)
+        arrays = (*self.initial.arrays[: len(self._arrays)], *map(np.array, other._kept.values()))
+        other.initial = self.initial._replace(arrays=arrays)
+        return other
 
     @property
     def names(self) -> tuple[str, ...]:

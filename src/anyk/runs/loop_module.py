@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anyk.base.arrays import Array, Vector, lacks_gradient
 from anyk.base.errors import BadInput, outside
-from anyk.problems.base import Problem, abilities_of
+from anyk.problems.base import Problem, abilities_of, with_values
+from anyk.problems.model_files import load_copy
 from anyk.problems.torch.hooks import set_gradients
 from anyk.problems.torch.module_partitions import dtype_of, pieces_of
 from anyk.problems.torch.network import (
@@ -22,7 +24,8 @@ from anyk.problems.torch.network import (
     renewed_norms,
     trainable_parameters,
 )
-from anyk.problems.values import Values
+from anyk.problems.values import Leaves, Values
+from anyk.runs.engine.carried_values import CarriedValues
 
 if TYPE_CHECKING:
     import torch
@@ -43,18 +46,19 @@ _LOST = (
 class LoopModule:
     """The module whose parameters a loop trains: it takes each step's gradients, and makes the next version.
 
-    ``sent``: returns the arrays that the newest version carries, by their places. ``resumed``: whether the module is
-    first given the model of the run that continues. Warns if the loop's optimiser never steps, or wastes gradients.
+    ``carried``: returns the values that the newest version carries, None before there is one. ``resumed``: whether the
+    module is first given the model of the run that continues. Warns if the loop's optimiser never steps, or wastes
+    gradients.
     """
 
     def __init__(
-        self, module: torch.nn.Module, problem: Problem, sent: Callable[[], Mapping[int, Array]], *, resumed: bool
+        self, module: torch.nn.Module, problem: Problem, carried: Callable[[], CarriedValues | None], *, resumed: bool
     ) -> None:
-        self._module, self._problem, self._sent = module, problem, sent
+        self._module, self._problem, self._carried = module, problem, carried
         self._parameters = trainable_parameters(module)
         self._watched = _WatchedSteps(self._parameters)
-        self._statistics = _Statistics(module, problem)
         self._kept = KeptTensors.of(module, problem)
+        self._statistics = _Statistics(module, abilities_of(problem).moving_norms, self._leaves_now, self._problem_with)
         self._to_restore = resumed
         self._idle = None if resumed else 0  # the number of steps without a change of the model; None after a change
         self._lost = 0  # gradients in a row that no step has used
@@ -71,6 +75,32 @@ class LoopModule:
     def first_changes(self) -> dict[int, Array]:
         """Return the frozen parameters and buffers that are not those of the problem's module."""
         return {} if self._kept is None else self._kept.changes({})
+
+    def _sent(self) -> Mapping[int, Array]:
+        """Return the arrays that the newest version carries, by their places."""
+        carried = self._carried()
+        return {} if carried is None else carried.arrays
+
+    def _leaves_now(self) -> Leaves | None:
+        """Return the values of the newest version, with the module's own frozen parameters and buffers.
+
+        None if they are those with which the problem was made.
+        """
+        values, carried = abilities_of(self._problem).changing_values, self._carried()
+        if values is None:
+            return None
+        leaves = values.initial if carried is None else carried.leaves
+        if self._kept is not None:
+            leaves = leaves._replace(arrays=self._kept.in_place_of(leaves.arrays))
+        same = all(a is b for a, b in zip(leaves.arrays, values.initial.arrays, strict=True))
+        return None if same and leaves.numbers == values.initial.numbers else leaves
+
+    def _problem_with(self, leaves: Leaves | None) -> Problem:
+        return self._problem if leaves is None else with_values(self._problem, leaves)
+
+    def loss(self) -> float:
+        """Return the problem's loss at the module as it is, with the newest version's values."""
+        return self._problem_with(self._leaves_now()).loss(_vector(self._parameters))
 
     def begin_step(self, model: Vector, gradient: Vector) -> None:
         """Give the module a step's gradient, and before the first of a resumed run its model."""
@@ -89,6 +119,7 @@ class LoopModule:
 
         ``evaluates``: whether an optimiser evaluates a closure, which need not change the model each time.
         """
+        self._check_replaced()
         model = _vector(self._parameters)
         renewed: dict[int, Array] = {}
         if self._kept is not None:
@@ -102,27 +133,36 @@ class LoopModule:
         self._lost = self._lost + self._nonzero if unused and not evaluates else 0
         return model, renewed
 
-    def close(self, final: Vector | None, *, failed: bool) -> None:
-        """End the loop; ``final``: the model of the run, if it has ended well."""
+    def close(self, final: Vector | None, *, folder: Path | None, failed: bool) -> None:
+        """End the loop; ``final``: the model of the run, if it has ended well, in whose ``folder`` its module is."""
         if self._to_restore and final is not None:  # the resumed run had no step left
             put_model(self._parameters, final)
+            if self._kept is not None and folder is not None:
+                self._kept.take(load_copy(self._module, folder))
         self._watched.close()
         self._statistics.close()
         if self._idle is not None and self._idle >= _IDLE and not failed:
             warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=outside())
 
-    def check_frozen(self) -> None:
-        """Raise if the loop trains a parameter that was frozen or another one when it began."""
+    def _check_replaced(self) -> None:
+        """Raise if a parameter that the loop trains is no longer one of the module."""
         trained = set(map(id, self._parameters))
         parameters = dict(self._module.named_parameters())
-        replaced = len(trained - set(map(id, parameters.values())))
+        if not trained - set(map(id, parameters.values())):
+            return
         for name, parameter in parameters.items():
             if parameter.requires_grad and id(parameter) not in trained:
-                if replaced:
-                    raise BadInput(
-                        f"parameter '{name}' is another object than when the loop began, and what the loop trains are "
-                        "those of then: write into them under torch.no_grad(), or begin a loop with the new module"
-                    )
+                raise BadInput(
+                    f"parameter '{name}' is another object than when the loop began, and what the loop trains are "
+                    "those of then: write into them under torch.no_grad(), or begin a loop with the new module"
+                )
+
+    def check_frozen(self) -> None:
+        """Raise if the loop trains a parameter that was frozen or another one when it began."""
+        self._check_replaced()
+        trained = set(map(id, self._parameters))
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in trained:
                 raise BadInput(
                     f"parameter '{name}' was frozen when the loop began, so that workers compute no gradient for it; "
                     "make the problem while it is trainable, and freeze it before the first step (in the loop's body "
@@ -202,6 +242,21 @@ class KeptTensors:
             changes[index] = array
         return changes
 
+    def in_place_of(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Return arrays in which those of the tensors are as they are now: the same objects where they are equal."""
+        now = [array for tensor in self._tensors() for array in Values.plain({"": tensor}).values()]
+        before = arrays[self._first :]
+        renewed = [
+            old if old.tobytes() == new.tobytes() else np.array(new) for old, new in zip(before, now, strict=True)
+        ]
+        return (*arrays[: self._first], *renewed)
+
+    def take(self, module: torch.nn.Module) -> None:
+        """Set the tensors to those of a copy of the module."""
+        for name, tensor in zip(self._values.kept, self._tensors(), strict=True):
+            if (loaded := kept_tensor(module, name)) is not None:
+                tensor.detach().copy_(loaded)
+
     def restore(self, sent: Mapping[int, Array]) -> None:
         """Set the tensors to the arrays that workers have."""
         for index, tensor in enumerate(self._tensors(), self._first):
@@ -247,14 +302,20 @@ class _Statistics:
 
     Workers do not compute them, and they take a pass over the training data. So they are computed only when they are
     read, by whatever means, and at the end of the loop. In a copy of the module the instance of this class has no
-    module and does nothing.
+    module and does nothing. ``names``: of the batch norms; ``leaves``: returns the values with which the module
+    computes, and ``problem`` the problem with them.
     """
 
-    def __init__(self, module: torch.nn.Module | None = None, problem: Any = None) -> None:
-        self._module, self._problem = module, problem
+    def __init__(
+        self,
+        module: torch.nn.Module | None = None,
+        names: Sequence[str] = (),
+        leaves: Callable[[], Leaves | None] = lambda: None,
+        problem: Callable[[Leaves | None], Any] = lambda _: None,
+    ) -> None:
+        self._module, self._names, self._leaves, self._problem = module, names, leaves, problem
         self._parameters = [] if module is None else trainable_parameters(module)
-        self._computed: tuple[Vector, Sequence[torch.nn.Module]] | None = None
-        self._names = () if module is None else abilities_of(problem).moving_norms
+        self._computed: tuple[Vector, Leaves | None, Sequence[torch.nn.Module]] | None = None
         self._norms = [] if module is None else parts_of(module, self._names)
         # torch.compile reads buffers without asking their dictionary
         self._hooks = [norm.register_forward_pre_hook(self._before_forward) for norm in self._norms]
@@ -268,10 +329,12 @@ class _Statistics:
     def _compute(self, *_: Any) -> None:
         if self._module is None or not self._norms:
             return
-        w = _vector(self._parameters)
-        if self._computed is None or not np.array_equal(self._computed[0], w):
-            self._computed = w, parts_of(self._problem.module_at(w), self._names)
-        for norm, computed in zip(self._norms, self._computed[1], strict=True):
+        w, leaves = _vector(self._parameters), self._leaves()
+        if self._computed is None or not (
+            np.array_equal(self._computed[0], w) and _equal_leaves(self._computed[1], leaves)
+        ):
+            self._computed = w, leaves, parts_of(self._problem(leaves).module_at(w), self._names)
+        for norm, computed in zip(self._norms, self._computed[2], strict=True):
             for name, value in computed._buffers.items():
                 dict.__getitem__(norm._buffers, name).copy_(value)
 
@@ -288,6 +351,14 @@ class _Statistics:
     def __reduce__(self) -> tuple[Any, ...]:
         self._compute()
         return _Statistics, ()
+
+
+def _equal_leaves(ones: Leaves | None, others: Leaves | None) -> bool:
+    """Return whether values have the same bits."""
+    if ones is None or others is None:
+        return ones is others
+    pairs = zip(ones.arrays, others.arrays, strict=True)
+    return ones.numbers == others.numbers and all(a is b or a.tobytes() == b.tobytes() for a, b in pairs)
 
 
 def matching(module: torch.nn.Module, problem: Problem) -> Vector:
@@ -319,7 +390,11 @@ def matching(module: torch.nn.Module, problem: Problem) -> Vector:
 
 def _vector(parameters: Sequence[torch.nn.Parameter]) -> Vector:
     """Return parameters as a vector, shape (d,)."""
-    w: Vector = np.concatenate([parameter.detach().cpu().numpy().reshape(-1) for parameter in parameters])
+    import torch
+
+    tensors = [parameter.detach().cpu().reshape(-1) for parameter in parameters]
+    # the loop may have changed their type, to one that NumPy does not have
+    w: Vector = np.concatenate([(one.float() if one.dtype == torch.bfloat16 else one).numpy() for one in tensors])
     return w
 
 

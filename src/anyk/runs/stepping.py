@@ -200,6 +200,7 @@ class SteppedRounds:
     _last: int | None  # the number of steps, if it is limited
     _accumulate: int = 1
     _checked: int = 0  # the number of optimisers of which it is known whether their states are kept
+    _module: LoopModule | None = None  # once the loop has begun with one
     _waiting: bool = False  # whether the run waits for the loop's next model
     _steps: SimpleQueue[Step | None] = field(default_factory=SimpleQueue)
     _ends: SimpleQueue[None] = field(default_factory=SimpleQueue)
@@ -226,7 +227,7 @@ class SteppedRounds:
         module = None
         if self._into is not None:
             resumed = self._resumed is not None
-            module = LoopModule(self._into, self._problem, lambda: self._carried.arrays, resumed=resumed)
+            module = self._module = LoopModule(self._into, self._problem, self._newest_values, resumed=resumed)
             self._loop.kept = module.first_changes()
         watch = ProblemWatch(self._problem)
         self.start_thread()
@@ -254,7 +255,8 @@ class SteppedRounds:
             self._ends.put(None)
             self._thread.join()
             if module is not None:
-                module.close(None if self._run is None else self._run.model, failed=self._error is not None)
+                final = None if self._run is None else self._run.model
+                module.close(final, folder=self._resumed, failed=self._error is not None)
         if self._error is not None:
             raise self._error
 
@@ -291,10 +293,20 @@ class SteppedRounds:
         begins = f"continues at step {number:,}" if number else "had no checkpoint yet, and begins again at step 0"
         print(f"anyk: the run in '{self._resumed}' {begins}", file=sys.stderr, flush=True)
 
+    def _newest_values(self) -> CarriedValues | None:
+        """Return what the newest version carries; None before there is a run, and for a problem without values."""
+        return None if self._loop.driver is None else self._loop.driver.versions.carried
+
     @property
     def _carried(self) -> CarriedValues:
-        assert self._loop.driver is not None and self._loop.driver.versions.carried is not None
-        return self._loop.driver.versions.carried
+        carried = self._newest_values()
+        assert carried is not None
+        return carried
+
+    def module_loss(self) -> float:
+        """Return the problem's loss at the loop's module as it is."""
+        assert self._module is not None
+        return self._module.loss()
 
     def hand_over(self, number: int, gradient: Vector, model: Vector, scale: float) -> Vector:
         """Pass a step to the loop and return the model that the loop makes; called in the run's thread."""

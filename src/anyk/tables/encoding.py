@@ -112,15 +112,17 @@ class Encoding:
             for category in column.categories or (None,)
         )
 
-    def places(self, names: Sequence[str], where: str) -> list[int]:
+    def places(self, names: Sequence[str], where: str, *, header: bool = True) -> list[int]:
         """Return the places of the encoding's columns in a table with columns of these ``names``.
 
-        Columns are matched by name, or by order if the encoding's have no names and are equally many. Raises
+        Columns are matched by name, or by order if the encoding's have no names and are equally many. Names such as
+        ``column 3``, by which it calls them, are names in a table with a ``header`` that has all of them. Raises
         :class:`~anyk.BadInput` for a missing column.
         """
-        if not self.named and len(names) == len(self.columns):
+        unnamed = not (self.named or (header and {column.name for column in self.columns} <= set(names)))
+        if unnamed and len(names) == len(self.columns):
             return self._in_order_of_file()
-        if not self.named and len(names) < self.file_columns:
+        if unnamed and len(names) < self.file_columns:
             raise BadInput(
                 f"{where} has {len(names)} columns, but the model learned from a file of {self.file_columns}, of which "
                 f"it uses {len(self.columns)}, and none has a name; give all {self.file_columns}, or those it uses"

@@ -65,13 +65,13 @@ def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)  # of a busy machine: alone it takes four minutes
 def test_three_nodes_train_and_go_through_their_failures():
     port = free_port()
     others = [start(rank, 3, port, SCRIPT) for rank in (1, 2)]
     driver = start(0, 3, port, SCRIPT)
     with ended(driver, *others):
-        out, errors = driver.communicate(timeout=580)
+        out, errors = driver.communicate(timeout=1450)
         told = dict(json.loads(line) for line in out.splitlines() if line.startswith("["))
         assert told == dict.fromkeys(told, ""), "".join(told.values()) + errors[-4000:]
         assert len(told) == 23 and driver.returncode == 0, errors[-4000:]

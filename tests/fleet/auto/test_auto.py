@@ -275,7 +275,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert sorted(one.name for one in Path("run").iterdir()) == ["1-measure", "2-frc", "auto.toml"]
     shown = CliRunner().invoke(main, ["show", "run"])  # parts of one training are no rivals
     table = [line.split() for line in shown.output.splitlines() if "frc" in line]
-    assert ["0", "to", "12"] == table[0][1:4] and ["12", "to", "30"] == table[1][1:4], shown.output
+    assert [row[1:4] for row in table[:2]] == [["0", "to", "12"], ["12", "to", "30"]], shown.output
     assert "1.0x" not in shown.output and "30 steps in" in shown.output
     refused = CliRunner().invoke(main, ["show", "run", "--step", "3"])
     assert refused.exit_code == 2 and "--step is for one of the runs in it" in refused.output

@@ -196,21 +196,20 @@ class LinearProblem(ProblemAbilities):
             raise BadInput(_BOTH)
         if X_test is None:
             return
-        held_out = design_of(self._in_order(X_test), "X_test")
+        held_out = self._in_order(design_of(X_test, "X_test"), names_of_columns(X_test))
         if held_out.shape[1] != columns:
             raise BadInput(f"X_test has {held_out.shape[1]} columns, {others} {columns}; they must agree")
         self.y_test = self._read_targets(array_of(y_test, "y_test"), held_out.shape[0], "y_test")
         self.X_test = model_columns(held_out, self.scaling, self.intercept)
 
-    def _in_order(self, X_test: Any) -> Any:
+    def _in_order(self, held_out: Any, names: Sequence[str]) -> Any:
         """Return held-out rows with the columns of the training rows by name, if both have names."""
-        names = names_of_columns(X_test)
         trained = [column.name for column in self.encoding.columns]
         if not (names and self.encoding.named) or list(names) == trained:
-            return X_test
+            return held_out
         if sorted(names) != sorted(trained):
             raise BadInput(f"X_test has the columns {listed(names)}, X has {listed(trained)}; they must agree")
-        return X_test[trained]
+        return held_out[:, [names.index(name) for name in trained]]
 
     def uneven_columns(self) -> str | None:
         """Return a sentence on columns whose sizes differ by more than a factor of 1,000, unless they are scaled."""

@@ -25,7 +25,7 @@ def design_of(X: Any, name: str) -> Any:
         X.sum_duplicates()
         values = X.data
     else:
-        X = array_of(X, name)
+        X = _numbers_of(X, array_of(X, name))
         if X.ndim != 2:
             raise BadInput(f"{name} must be a table (rows x columns), got shape {X.shape}")
         values = X
@@ -40,10 +40,20 @@ def design_of(X: Any, name: str) -> Any:
     return X if is_sparse else np.ascontiguousarray(X)
 
 
+def _numbers_of(X: Any, values: Any) -> Any:
+    """Return the values of a data frame as numbers, where its columns are of different types of them."""
+    if values.dtype.kind != "O" or not hasattr(X, "iloc") or any(kind.kind not in "biuf" for kind in X.dtypes):
+        return values
+    return np.column_stack([X.iloc[:, i].to_numpy(dtype=float, na_value=np.nan) for i in range(X.shape[1])])
+
+
 def names_of_columns(X: object) -> tuple[str, ...]:
-    """Return the names of a data frame's columns, if all are text and differ; else none."""
-    names = list(getattr(X, "columns", ())) if hasattr(X, "iloc") else []
-    return tuple(names) if len(set(names)) == len(names) and all(isinstance(name, str) for name in names) else ()
+    """Return the names of a table's columns as text (of pandas, Polars or PyArrow), if they differ; else none."""
+    names: Any = getattr(X, "column_names", None)
+    if names is None:
+        names = getattr(X, "columns", ())
+    texts = tuple(map(str, names))
+    return texts if len(set(texts)) == len(texts) else ()
 
 
 def array_of(values: Any, name: str) -> Any:

@@ -64,7 +64,7 @@ class Design:
     def __call__(self, content: Table, where: str) -> tuple[Any, Vector]:
         """Return a block's ``X``, scaled and with its intercept, and the targets as the model needs them."""
         if self.shards.read is None:
-            places = self.encoding.places(content.names, where)
+            places = self.encoding.places(content.names, where, header=content.header)
             X: Any = self.encoding.encode([content.columns[i] for i in places], where)
             y: Array = content.columns[places_of(self.shards, content.names, where)[1]]
         else:

@@ -564,6 +564,9 @@ class TorchProblem(NetworkProblem):
 
         Raises :class:`~anyk.BadInput` if it is not a state of the problem's module.
         """
+        folder = getattr(source, "path", None)
+        if self.changing_values.kept and folder is not None:
+            source = folder  # it has the run's buffers and frozen parameters as well
         w = getattr(source, "model", None)
         if w is None:
             module = load_copy(self._network.module, source)
@@ -573,6 +576,7 @@ class TorchProblem(NetworkProblem):
             raise BadInput(f"the run's model has {np.size(w):,} parameters, the problem's module {self.dimension:,}")
         self._network = copy.copy(self._network)
         self._network.module, self._last = module, None
+        self.changing_values = self.changing_values.with_kept(Values.plain(kept_tensors(module, self.moving_norms)))
         self._waiting = WaitingParameters(trainable_parameters(module))
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:

@@ -45,20 +45,40 @@ def _stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 def _to_plain(value: Any, path: str, arrays: Vectors) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        arrays[path] = value.detach().cpu().numpy()
+        path, tensor = _unused(path, arrays), value.detach().cpu()
+        if tensor.dtype == torch.bfloat16:  # which NumPy does not have
+            arrays[path] = tensor.view(torch.int16).numpy()
+            return {"bfloat16": path, "shape": list(value.shape)}
+        arrays[path] = tensor.numpy()
         return {"tensor": path, "shape": list(value.shape)}
     match value:
         case Mapping():  # keys need not be texts
+            for key in value:
+                if not (key is None or isinstance(key, (bool, int, float, str))):
+                    raise BadInput(
+                        f"the state of a callback has the key {key!r} at {path}, which cannot be saved; keys are texts "
+                        "or numbers"
+                    )
             return {"dict": [[key, _to_plain(element, f"{path}/{key}", arrays)] for key, element in value.items()]}
         case list() | tuple():
             parts = [_to_plain(element, f"{path}/{number}", arrays) for number, element in enumerate(value)]
             return {"tuple" if isinstance(value, tuple) else "list": parts}
         case np.ndarray() | np.generic():
+            path = _unused(path, arrays)
             arrays[path] = np.asarray(value)
             return {"array": path, "shape": list(value.shape)}
         case None | bool() | int() | float() | str():
             return value
     raise BadInput(f"the state of a callback has a {type(value).__name__} at {path}, which cannot be saved")
+
+
+def _unused(path: str, arrays: Vectors) -> str:
+    """Return a name for another array: keys such as 1 and "1", or "a/b", can have the path of another."""
+    name, number = path, 1
+    while name in arrays:
+        number += 1
+        name = f"{path} ({number})"
+    return name
 
 
 def _from_plain(plain: Any, arrays: Mapping[str, Vector]) -> Any:
@@ -75,4 +95,5 @@ def _from_plain(plain: Any, arrays: Mapping[str, Vector]) -> Any:
         return array
     import torch
 
-    return torch.from_numpy(array)
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if kind == "bfloat16" else tensor
