@@ -248,7 +248,7 @@ class MailBox:
     def __init__(self, segment: Segment, start: int, size: int) -> None:
         self._segment, self._start = segment, start
         self._place, self._size = start + _BOX.size, size - _BOX.size
-        self._seq = segment.array(start, 1, np.dtype(np.int64))
+        self._header = segment.array(start, 4, np.dtype(np.int64))  # written and read as numbers, each at once
         self.seen = -1  # the sequence number of the orders taken last
 
     def put(self, orders: bytes) -> None:
@@ -260,12 +260,12 @@ class MailBox:
             self._segment.reserve(self._place, self._size)
         memory = self._segment.memory
         memory[self._place : self._place + len(orders)] = orders
-        seq = int(self._seq[0]) + 1
-        _write_header(memory, self._start, seq, self._place, len(orders), _checksum(seq, self._place, orders))
+        seq = int(self._header[0]) + 1
+        self._header[:] = seq, self._place, len(orders), _checksum(seq, self._place, orders)
 
     def changed(self) -> bool:
         """Return whether there are orders that have not been taken."""
-        return bool(self._seq[0] != self.seen)
+        return bool(self._header[0] != self.seen)
 
     def take(self) -> bytes:
         """Return the newest orders."""
@@ -274,7 +274,7 @@ class MailBox:
             if offset + length > self._segment.size:
                 self._segment.refresh()
             orders = self._segment.memory[offset : offset + length]
-            if _checksum(seq, offset, orders) == checksum and int(self._seq[0]) == seq:
+            if _checksum(seq, offset, orders) == checksum and int(self._header[0]) == seq:
                 self.seen = seq
                 return orders
             time.sleep(_RETRY)  # the driver is writing newer orders, or was stopped while it did
@@ -283,14 +283,6 @@ class MailBox:
 def _checksum(seq: int, place: int, orders: bytes) -> int:
     """Return the checksum of a mail box."""
     return zlib.crc32(orders, zlib.crc32(_PLACE.pack(seq, place, len(orders))))
-
-
-def _write_header(memory: mmap.mmap, start: int, *fields: int) -> None:
-    """Write the four numbers of a header, each of which another process may read at any time, old or new.
-
-    ``Struct.pack_into`` writes zeros first, and these would be read: a buffer that is free, or orders without a letter.
-    """
-    memory[start : start + _BOX.size] = _BOX.pack(*fields)
 
 
 _STATE = struct.Struct("=qq")  # offset and length of a state's description, after its mark
@@ -357,8 +349,12 @@ class SharedStates(MutableMapping[int, State]):
 def mark_buffer(
     memory: mmap.mmap, offset: int, state: int, *, task: int = -1, chunk: int = -1, length: int = 0
 ) -> None:
-    """Write the header of a reply buffer: its state, and the message in it."""
-    _write_header(memory, offset, state, task, chunk, length)
+    """Write the header of a reply buffer: its state, and the message in it.
+
+    Another process may read each of its numbers at any time, old or new. ``Struct.pack_into`` writes zeros first, and
+    these would be read: a buffer that is free.
+    """
+    np.frombuffer(memory, dtype=np.int64, count=4, offset=offset)[:] = state, task, chunk, length
 
 
 def message_bytes(size: int) -> int:
