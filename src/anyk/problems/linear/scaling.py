@@ -48,7 +48,7 @@ def _numbers_of(X: Any, values: Any) -> Any:
 
 
 def names_of_columns(X: object) -> tuple[str, ...]:
-    """Return the names of a table's columns as text (of pandas, Polars or PyArrow), if they differ; else none."""
+    """Return the names of a table's columns as text (of pandas or PyArrow), if they differ; else none."""
     names: Any = getattr(X, "column_names", None)
     if names is None:
         names = getattr(X, "columns", ())
