@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from anyk.base import BadInput, RunFailed, describe_error
+from anyk.base import BadInput, RunFailed, as_bad_input, describe_error
 from anyk.clusters import Cluster, nodes_of_job
 from anyk.clusters import cluster as build_cluster
 from anyk.codes import Code
@@ -177,13 +177,9 @@ class Optimizer(AbstractContextManager["Optimizer"]):
             if closure is None:
                 return torch.tensor(self._rounds.module_loss(), dtype=torch.float64)
             value = self._call_unchanged(closure)
-            try:
-                loss = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-            except (RuntimeError, TypeError, ValueError):
-                loss = torch.empty(0)
-            if loss.numel() != 1:
-                raise BadInput(f"the closure of step() must return the loss, one number, got {value!r}")
-            return loss
+            wrong = f"the closure of step() must return the loss, one number, got {value!r}"
+            with as_bad_input(wrong, RuntimeError, TypeError, ValueError):
+                return torch.as_tensor(value).detach().reshape(())
 
         evaluate.is_round = True  # type: ignore[attr-defined]
         try:

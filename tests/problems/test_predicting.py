@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from scipy import sparse
@@ -419,17 +420,13 @@ def test_names_that_are_no_text_are_names_as_well() -> None:
     X = np.random.default_rng(0).normal(size=(40, 2))
     y = X @ [3.0, -1.0]
     frame = pd.DataFrame(X)
-    tables: list[tuple[Any, Any]] = [(frame, frame[[1, 0]])]
-    tables.append((frame.set_axis(pd.MultiIndex.from_tuples([("a", 1), ("a", 2)]), axis=1),) * 2)
-    tables[-1] = (tables[-1][0], tables[-1][0].iloc[:, [1, 0]])
-    try:
-        import pyarrow as pa
-    except ImportError:
-        pass
-    else:
-        table = pa.table({"a": X[:, 0], "b": X[:, 1]})
-        tables.append((table, table.select(["b", "a"])))
-    for given, reordered in tables:
+    tuples = frame.set_axis(pd.MultiIndex.from_tuples([("a", 1), ("a", 2)]), axis=1)
+    table = pa.table({"a": X[:, 0], "b": X[:, 1]})
+    for given, reordered in (
+        (frame, frame[[1, 0]]),
+        (tuples, tuples.iloc[:, [1, 0]]),
+        (table, table.select(["b", "a"])),
+    ):
         problem = anyk.problems.LeastSquares(given, y, X_test=reordered, y_test=y)
         run = anyk.train(problem, "uncoded", "simulated", workers=4, steps=300)
         assert run.predict(reordered) == pytest.approx(run.predict(X)) and run.predict(X) == pytest.approx(y, abs=1e-3)

@@ -302,7 +302,11 @@ def show(
         for name in ("step", "staleness", "picture", "table"):
             if is_given(name):
                 raise BadInput(f"'{run}' is the folder of --strategy auto; --{name} is for one of the runs in it")
-        _show_parts(Path(run))
+        from anyk.fleet import open_auto, read_auto
+
+        opened = open_auto(Path(run))
+        _say_setup((read_auto(Path(run)), opened.run.config.environment))
+        _report_parts(opened)
         return
     if not is_race(run):
         _show_run(run, step, staleness=staleness, picture=picture, dark=dark, table=table, curve=curve)
@@ -311,22 +315,6 @@ def show(
         name = "staleness" if step is None else "step"
         raise BadInput(f"'{run}' is the folder of a race; --{name} is for one of its runs")
     _show_race(run, picture=picture, dark=dark, table=table, curve=curve)
-
-
-def _show_parts(folder: Path) -> None:
-    """Print the settings of a training by --strategy auto, and its parts, one after another."""
-    from anyk.fleet import read_auto, read_parts
-    from anyk.runs.api import setup
-    from anyk.views import parts_table
-
-    config, parts = read_auto(folder), read_parts(folder)
-    _say_setup((config, parts[0].run.config.environment if parts else {}))
-    report: ByName = setup(config) | {"parts": [part.run.report() for part in parts]}
-    if parts:
-        last, seconds = parts[-1].run, sum(part.run.seconds for part in parts)
-        say(parts_table(parts), f"{last.steps} steps in {seconds:.4g} s, loss {last.loss:.4g}", f"run: {last.path}")
-        report["seconds"] = seconds
-    write_json(report)
 
 
 def _show_race(folder: str, *, picture: str | None, dark: bool, table: str | None, curve: Any) -> None:

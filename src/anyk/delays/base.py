@@ -91,6 +91,11 @@ class DelayModel(ABC):
 
     # ------------------------------------------------------------------------------------------- facts
 
+    @property
+    def is_plain_law(self) -> bool:
+        """Whether ``by``, ``per`` and ``uninterruptible`` are not set, as within another model."""
+        return (self.by, self.per, self.uninterruptible) == ("task", "task", False)
+
     silent: ClassVar[bool] = False  # no delay at all
     memoryless: ClassVar[bool] = False  # the remainder of a delay is distributed as a new delay
 

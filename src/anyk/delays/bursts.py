@@ -56,7 +56,7 @@ class Bursts(DelayModel):
                 raise BadInput(
                     f"'{key}' of 'bursts' must be a model of independent delays, as exp:mean=0.5, got '{law.spec}'"
                 )
-            if (law.by, law.per, law.uninterruptible) != ("task", "task", False):
+            if not law.is_plain_law:
                 raise BadInput(
                     f"by, per and uninterruptible are keys of 'bursts' itself, not of its '{key}', got '{law.spec}'"
                 )

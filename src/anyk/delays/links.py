@@ -54,7 +54,7 @@ class Communication:
     def __post_init__(self) -> None:
         latency = self.latency
         slope = latency.slope if isinstance(latency, Trace) else 0.0
-        if (latency.by, latency.per, latency.uninterruptible) != ("task", "task", False) or slope:
+        if not latency.is_plain_law or slope:
             raise BadInput(
                 "the latency of communication is the same for each task, whatever it computes: by, per, "
                 f"uninterruptible and slope have no meaning there, got '{latency.spec}'"

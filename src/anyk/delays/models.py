@@ -275,7 +275,7 @@ class Mixture(DelayModel):
                 "'mixture' takes laws only; a trace has rows that belong together, and bursts last for rounds"
             )
         for law in self.laws:
-            if (law.by, law.per, law.uninterruptible) != ("task", "task", False):
+            if not law.is_plain_law:
                 raise BadInput(
                     f"by, per and uninterruptible are keys of 'mixture' itself, not of its laws, got '{law.spec}'"
                 )

@@ -1,7 +1,7 @@
 """Fleets: what was measured of one, what its slow workers cost, and which strategy to run on it."""
 
-from anyk.fleet.auto.auto_training import Auto, modes, resume_auto, train_auto
-from anyk.fleet.auto.parts import Part, read_auto, read_parts
+from anyk.fleet.auto.auto_training import Auto, modes, open_auto, resume_auto, train_auto
+from anyk.fleet.auto.parts import Part, read_auto
 from anyk.fleet.explanation.attribution import lower_median
 from anyk.fleet.explanation.explaining import explain
 from anyk.fleet.explanation.sentences import Explanation, WorkerCost, percent, rounded, seconds_text, spans
@@ -108,6 +108,7 @@ __all__ = [
     "lower_median",
     "modes",
     "node_counts",
+    "open_auto",
     "pace",
     "pareto",
     "percent",
@@ -115,7 +116,6 @@ __all__ = [
     "read",
     "read_all",
     "read_auto",
-    "read_parts",
     "record_sources",
     "resume_auto",
     "rounded",

@@ -212,16 +212,10 @@ class Predictor:
         return predictor
 
 
-def _is_missing(cell: object) -> bool:
-    """Return whether a cell is None, NaN, or pandas' NA or NaT, none of which equals itself for certain."""
-    if cell is None:
-        return True
-    unequal = cell != cell
-    return not isinstance(unequal, (bool, np.bool_)) or bool(unequal)
-
-
 def _column(values: object, where: str) -> Array:
     """Return a column in the form of a table's: numbers with NaN, or text with None."""
+    import pandas
+
     array: Array = array_of(values, f"a column of {where}")
     if array.ndim != 1:
         raise BadInput(f"a column of {where} must be a list of values, one for each row, got shape {array.shape}")
@@ -234,7 +228,7 @@ def _column(values: object, where: str) -> Array:
     if array.dtype.kind not in "OUT":
         raise BadInput(f"{where} holds {array.dtype} values, which are neither numbers nor text")
     column = array.astype(object)
-    absent = np.array([_is_missing(cell) for cell in column], dtype=bool)
+    absent = pandas.isna(column)
     column = np.array([cell.isoformat() if isinstance(cell, date) else cell for cell in column], dtype=object)
     is_text = all(isinstance(cell, str) for cell in column[~absent])
     column[absent] = None if is_text else np.nan

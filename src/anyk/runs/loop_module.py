@@ -58,7 +58,8 @@ class LoopModule:
         self._parameters = trainable_parameters(module)
         self._watched = _WatchedSteps(self._parameters)
         self._kept = KeptTensors.of(module, problem)
-        self._statistics = _Statistics(module, abilities_of(problem).moving_norms, self._leaves_now, self._problem_with)
+        self._changed: tuple[Leaves, Problem] | None = None  # values, and the problem with them
+        self._statistics = _Statistics(module, abilities_of(problem).moving_norms, self._problem_now)
         self._to_restore = resumed
         self._idle = None if resumed else 0  # the number of steps without a change of the model; None after a change
         self._lost = 0  # gradients in a row that no step has used
@@ -95,12 +96,18 @@ class LoopModule:
         same = all(a is b for a, b in zip(leaves.arrays, values.initial.arrays, strict=True))
         return None if same and leaves.numbers == values.initial.numbers else leaves
 
-    def _problem_with(self, leaves: Leaves | None) -> Problem:
-        return self._problem if leaves is None else with_values(self._problem, leaves)
+    def _problem_now(self) -> Problem:
+        """Return the problem with the present values: the same object for the same values."""
+        leaves = self._leaves_now()
+        if leaves is None:
+            return self._problem
+        if self._changed is None or not _equal_leaves(self._changed[0], leaves):
+            self._changed = leaves, with_values(self._problem, leaves)
+        return self._changed[1]
 
     def loss(self) -> float:
         """Return the problem's loss at the module as it is, with the newest version's values."""
-        return self._problem_with(self._leaves_now()).loss(_vector(self._parameters))
+        return self._problem_now().loss(_vector(self._parameters))
 
     def begin_step(self, model: Vector, gradient: Vector) -> None:
         """Give the module a step's gradient, and before the first of a resumed run its model."""
@@ -302,20 +309,20 @@ class _Statistics:
 
     Workers do not compute them, and they take a pass over the training data. So they are computed only when they are
     read, by whatever means, and at the end of the loop. In a copy of the module the instance of this class has no
-    module and does nothing. ``names``: of the batch norms; ``leaves``: returns the values with which the module
-    computes, and ``problem`` the problem with them.
+    module and does nothing. ``names``: of the batch norms; ``problem``: returns the problem with the values with which
+    the module computes, the same object for the same values.
     """
 
     def __init__(
         self,
         module: torch.nn.Module | None = None,
         names: Sequence[str] = (),
-        leaves: Callable[[], Leaves | None] = lambda: None,
-        problem: Callable[[Leaves | None], Any] = lambda _: None,
+        problem: Callable[[], Any] = lambda: None,
     ) -> None:
-        self._module, self._names, self._leaves, self._problem = module, names, leaves, problem
+        self._module, self._names, self._problem = module, names, problem
         self._parameters = [] if module is None else trainable_parameters(module)
-        self._computed: tuple[Vector, Leaves | None, Sequence[torch.nn.Module]] | None = None
+        self._at: tuple[Vector, Any] | None = None  # the parameters and the problem of which they were computed
+        self._computed: Sequence[torch.nn.Module] = ()
         self._norms = [] if module is None else parts_of(module, self._names)
         # torch.compile reads buffers without asking their dictionary
         self._hooks = [norm.register_forward_pre_hook(self._before_forward) for norm in self._norms]
@@ -329,12 +336,10 @@ class _Statistics:
     def _compute(self, *_: Any) -> None:
         if self._module is None or not self._norms:
             return
-        w, leaves = _vector(self._parameters), self._leaves()
-        if self._computed is None or not (
-            np.array_equal(self._computed[0], w) and _equal_leaves(self._computed[1], leaves)
-        ):
-            self._computed = w, leaves, parts_of(self._problem(leaves).module_at(w), self._names)
-        for norm, computed in zip(self._norms, self._computed[2], strict=True):
+        w, problem = _vector(self._parameters), self._problem()
+        if self._at is None or problem is not self._at[1] or not np.array_equal(self._at[0], w):
+            self._at, self._computed = (w, problem), parts_of(problem.module_at(w), self._names)
+        for norm, computed in zip(self._norms, self._computed, strict=True):
             for name, value in computed._buffers.items():
                 dict.__getitem__(norm._buffers, name).copy_(value)
 
@@ -353,10 +358,8 @@ class _Statistics:
         return _Statistics, ()
 
 
-def _equal_leaves(ones: Leaves | None, others: Leaves | None) -> bool:
+def _equal_leaves(ones: Leaves, others: Leaves) -> bool:
     """Return whether values have the same bits."""
-    if ones is None or others is None:
-        return ones is others
     pairs = zip(ones.arrays, others.arrays, strict=True)
     return ones.numbers == others.numbers and all(a is b or a.tobytes() == b.tobytes() for a, b in pairs)
 

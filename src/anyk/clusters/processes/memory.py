@@ -248,7 +248,8 @@ class MailBox:
     def __init__(self, segment: Segment, start: int, size: int) -> None:
         self._segment, self._start = segment, start
         self._place, self._size = start + _BOX.size, size - _BOX.size
-        self._header = segment.array(start, 4, np.dtype(np.int64))  # written and read as numbers, each at once
+        # written as numbers, each at once: pack_into writes zeros first, which would be read as orders without a letter
+        self._header = segment.array(start, 4, np.dtype(np.int64))
         self.seen = -1  # the sequence number of the orders taken last
 
     def put(self, orders: bytes) -> None:

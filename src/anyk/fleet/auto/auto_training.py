@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from anyk.base import Array, AtLeastOne, BadInput, Registry, Spec, Vector, typed, values_of
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel
-from anyk.fleet.auto.parts import NAME, UNCODED, AutoConfig, Part, Parts, continues, read_auto, with_models
+from anyk.fleet.auto.parts import NAME, UNCODED, AutoConfig, Part, Parts, continues, read_auto, subfolders, with_models
 from anyk.fleet.plans.candidates import build_candidate, ignore, specs_for
 from anyk.fleet.plans.plan import LEAST_ROUNDS
 from anyk.fleet.records import read
@@ -26,6 +26,7 @@ from anyk.protocol import Workers, shares_computed
 from anyk.runs import Evaluate, Run, usual_optimizer
 from anyk.runs.api import (
     LIMIT,
+    RUN_FILE,
     STEPS,
     USUAL,
     Limits,
@@ -271,6 +272,20 @@ def resume_auto(
     )
     parts.restore(folder)
     return _train(parts)
+
+
+def open_auto(folder: Path) -> Auto:
+    """Return a training as its folder has it, without continuing it; its parts are not compared with their promises.
+
+    Raises :class:`~anyk.BadInput` for a folder that :func:`train_auto` has not made, or without a part.
+    """
+    config = read_auto(folder)
+    parts = tuple(Part(Run.open(place)) for place in subfolders(folder) if (place / RUN_FILE).exists())
+    if not parts:
+        raise BadInput(
+            f"the training '{folder}' was killed before its first run began; resume it: anyk resume {folder}"
+        )
+    return Auto(parts, left_out(config.workers, config.models))
 
 
 def _train(parts: Parts) -> Auto:

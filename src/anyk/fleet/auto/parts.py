@@ -346,12 +346,7 @@ class Parts:
                 raise BadInput(f"'{folder}' is incomplete: the run that '{self.places[0]}' was planned from is missing")
 
 
-def read_parts(folder: Path) -> list[Part]:
-    """Return the parts of a training in their order, as they are stored; none was compared with its promise."""
-    return [Part(Run.open(place)) for place in _subfolders(folder) if (place / RUN_FILE).exists()]
-
-
-def _subfolders(folder: Path) -> list[Path]:
+def subfolders(folder: Path) -> list[Path]:
     """Return the folders of the parts, in their order."""
     numbers = {subfolder: subfolder.name.partition("-")[0] for subfolder in folder.iterdir() if subfolder.is_dir()}
     return sorted(
@@ -362,7 +357,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _places(folder: Path) -> list[Path]:
     """Return the folders of the parts, in their order; remove the last if it was killed before its run started."""
-    places = _subfolders(folder)
+    places = subfolders(folder)
     if places and not (places[-1] / RUN_FILE).exists():
         unstarted = places.pop()
         with locked(unstarted):
