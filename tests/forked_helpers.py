@@ -47,6 +47,7 @@ class Parent:
     def __init__(self, library: str = "", of: Parent | None = None) -> None:
         """Start one, or have it forked from another, that imports a library besides."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._asking = threading.Lock()  # the driver and the thread that evaluates may both start a program
         for end in (self._link, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
         single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -72,8 +73,9 @@ class Parent:
 
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """Send a request, with descriptors, and return the number that answers it."""
-        socket.send_fds(self._link, [json.dumps(request).encode()], fds)
-        return int(self._link.recv(64))
+        with self._asking:
+            socket.send_fds(self._link, [json.dumps(request).encode()], fds)
+            return int(self._link.recv(64))
 
     def close(self) -> None:
         self._link.close()
