@@ -277,10 +277,10 @@ class Auditors:
         return {news.report.task for news in self._cluster.news if isinstance(news, Notice)}
 
     def _sending(self, worker: int) -> bool:
-        """Whether a worker is between marking a buffer as full and its report, or has died there."""
+        """Whether a worker may be between marking a buffer as full and its report, or has died there."""
         name = f"worker {worker}."
         alive = [each for each in self._kernel.processes.values() if each.name.startswith(name) and not each.ended]
-        return not alive or any(each.doing == "write" for each in alive)
+        return not alive or any(each.doing in ("written", "write") for each in alive)
 
     def _versions(self, driver: Driver) -> None:
         store, newest = self._cluster.store, driver.versions.newest

@@ -365,7 +365,7 @@ class FolderWorld(World):
         if options.cluster == "mpi":
             self._start_ranks(program)
         before = {"files": len(kernel.current.files)}
-        self._driver = None
+        earlier, self._driver = self._driver, None
         try:
             run = self._train()
         except anyk.RunFailed as error:
@@ -379,6 +379,9 @@ class FolderWorld(World):
                 self._break_off(program, before)
             status = 130
         else:
+            if self._driver is None:  # the earlier one was killed when its run had ended
+                self._driver = earlier
+                self.happened["ended before"] += 1
             self._check_run(run)
             status, self.explained = 0, None
         self._end(program, before)
@@ -441,9 +444,9 @@ class FolderWorld(World):
         verified = anyk.verify(folder)
         if not verified.whole and (self._complete or not self._older):
             raise Broken("folder", f"{[str(check) for check in verified.checks if check.whole is False]}")
-        names = {path.name for path in folder.iterdir()} - (
-            _KEPT if self._complete else {path.name for path in folder.iterdir()}
-        )
+        names = {path.name for path in folder.iterdir()} - _KEPT if self._complete else set()
+        if self.happened["ended before"]:  # its log was not closed, and is only read since
+            names -= {"log.sqlite-wal", "log.sqlite-shm"}
         if names or any((self._place / "temporary").iterdir()):
             raise Broken("remains", f"{names or list((self._place / 'temporary').iterdir())} are left behind")
         if self._complete:

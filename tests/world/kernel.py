@@ -361,7 +361,7 @@ class Memory(real_mmap.mmap):
         kernel = self.kernel
         if (
             isinstance(place, slice)
-            and len(data) > 1
+            and len(data) > 8  # a number is written at once
             and kernel.choices.choose("schedule", f"{kernel.current.name} writes", 2, kernel.tearing)
         ):
             start = place.start or 0

@@ -212,11 +212,14 @@ class MemoryLayout:
         return worker * (self.box + ERROR_BOX)
 
 
+# Other processes may read what is shared while it is written, old or new, each number of a header at once. Headers are
+# written as slices: ``Struct.pack_into`` writes zeros first, which would be read as a free buffer or an empty letter.
 HEADER = struct.Struct("=qqqq32x")  # header of a reply buffer: state, task, chunk, length
 FREE, WRITING, FULL, EMPTIED = 0, 1, 2, 3  # states of a reply buffer; emptied: free, without the memory of its pages
 ERROR_BOX = 4096
 _BOX = struct.Struct("=qqqq")  # sequence number; offset and length of the orders, and a checksum of all four
 _PLACE = struct.Struct("=qqq")
+_NUMBER = struct.Struct("=q")
 
 # A report to the driver, through a pipe that all workers share; shorter than PIPE_BUF, so writing it is atomic.
 RECORD = struct.Struct("=iiiiqiiddddq")  # worker, incarnation, buffer, and a Report without its text
@@ -248,8 +251,6 @@ class MailBox:
     def __init__(self, segment: Segment, start: int, size: int) -> None:
         self._segment, self._start = segment, start
         self._place, self._size = start + _BOX.size, size - _BOX.size
-        # written as numbers, each at once: pack_into writes zeros first, which would be read as orders without a letter
-        self._header = segment.array(start, 4, np.dtype(np.int64))
         self.seen = -1  # the sequence number of the orders taken last
 
     def put(self, orders: bytes) -> None:
@@ -261,12 +262,18 @@ class MailBox:
             self._segment.reserve(self._place, self._size)
         memory = self._segment.memory
         memory[self._place : self._place + len(orders)] = orders
-        seq = int(self._header[0]) + 1
-        self._header[:] = seq, self._place, len(orders), _checksum(seq, self._place, orders)
+        seq = self._newest() + 1
+        header = _BOX.pack(seq, self._place, len(orders), _checksum(seq, self._place, orders))
+        memory[self._start : self._start + _BOX.size] = header
 
     def changed(self) -> bool:
         """Return whether there are orders that have not been taken."""
-        return bool(self._header[0] != self.seen)
+        return self._newest() != self.seen
+
+    def _newest(self) -> int:
+        """Return the sequence number of the newest orders."""
+        newest: int = _NUMBER.unpack_from(self._segment.memory, self._start)[0]
+        return newest
 
     def take(self) -> bytes:
         """Return the newest orders."""
@@ -275,7 +282,7 @@ class MailBox:
             if offset + length > self._segment.size:
                 self._segment.refresh()
             orders = self._segment.memory[offset : offset + length]
-            if _checksum(seq, offset, orders) == checksum and int(self._header[0]) == seq:
+            if _checksum(seq, offset, orders) == checksum and self._newest() == seq:
                 self.seen = seq
                 return orders
             time.sleep(_RETRY)  # the driver is writing newer orders, or was stopped while it did
@@ -350,12 +357,10 @@ class SharedStates(MutableMapping[int, State]):
 def mark_buffer(
     memory: mmap.mmap, offset: int, state: int, *, task: int = -1, chunk: int = -1, length: int = 0
 ) -> None:
-    """Write the header of a reply buffer: its state, and the message in it.
-
-    Another process may read each of its numbers at any time, old or new. ``Struct.pack_into`` writes zeros first, and
-    these would be read: a buffer that is free.
-    """
-    np.frombuffer(memory, dtype=np.int64, count=4, offset=offset)[:] = state, task, chunk, length
+    """Write the header of a reply buffer: the message in it, and then its state."""
+    described = offset + _NUMBER.size
+    memory[described : described + _PLACE.size] = _PLACE.pack(task, chunk, length)
+    memory[offset:described] = _NUMBER.pack(state)
 
 
 def message_bytes(size: int) -> int:
