@@ -162,6 +162,14 @@ def test_a_training_that_fails_before_its_first_step_is_named(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_training_whose_first_step_takes_longer_than_it_may_is_named() -> None:
+    slow = ["--data", "digits", "--delays", "constant:60"]
+    with pytest.raises(RunFailed, match="took no step: it ended after 1 s, before its first; give it more seconds"):
+        chaos("uncoded", "processes", FaultPlan(stop="1/s", seconds=1), workers=2, options=slow)
+    assert not of_this_test()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluate", ["none", "on=held_out"])
 def test_a_training_over_at_once_without_a_loss_is_no_crash(evaluate: str) -> None:
     options = [*SMALL, "--steps", "2", "--evaluate", evaluate]
@@ -185,7 +193,7 @@ def test_dropout_is_that_of_the_undisturbed_run(tmp_path: Path) -> None:
         "    return anyk.problems.TorchProblem(torch.nn.Sequential(*layers).double(), torch.nn.MSELoss(), (X, y))\n"
     )
     options = ["--problem", f"{problem}:make", "--optimizer", "gd", "--lr", "0.01", "--delays", "exp:mean=0.01"]
-    result = chaos("frc:load=2", "processes", FaultPlan(stop="1/s", seconds=2), least=0, options=options)
+    result = chaos("frc:load=2", "processes", FaultPlan(stop="1/s", seconds=6), least=0, options=options)
     findings = {finding.name: finding for finding in result.findings}
     assert findings["model"].holds, findings["model"].text
     assert "--least 0" in result.command

@@ -94,7 +94,10 @@ class DisturbedTraining:
                 self._read_log()
                 if code is not None and not self.samples:
                     error = BadInput if code == 2 else RunFailed
-                    raise error(f"the training took no step: {self._last_words().removeprefix('anyk: ')}")
+                    why = self._last_words().removeprefix("anyk: ")
+                    if code == 0:
+                        why = f"it ended after {self._faults.seconds:g} s, before its first; give it more seconds"
+                    raise error(f"the training took no step: {why}")
                 time.sleep(_TICK)
             self._starting = self._first - began
             while self._running():
