@@ -342,7 +342,9 @@ def test_a_closed_output_is_no_error(arguments):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("arguments", [["list", "delays"], ["list", "codes"], ["list", "codes", "--json", "-"]])
+@pytest.mark.parametrize(
+    "arguments", [["list", "delays"], ["list", "codes"], ["list", "codes", "--json", "-"], ["--help"]]
+)
 def test_a_reader_that_ends_is_no_error(arguments):
     with subprocess.Popen(["true"], stdin=subprocess.PIPE) as reader:
         reader.wait()

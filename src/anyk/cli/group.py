@@ -137,6 +137,11 @@ class _Group(Listing):
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             _refuse(ctx, error)
+        except BrokenPipeError as error:  # of the help, behind which nobody reads
+            status = _explain(error)
+            if status is None:
+                raise
+            ctx.exit(status)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of anyk's commands and of those of installed distributions."""

@@ -169,7 +169,10 @@ def test_what_needs_an_end_takes_a_sample_or_is_refused():
         ),
         (lambda: of_linear().loss(np.zeros(4)), "whose loss can only be estimated"),
         (lambda: of_linear(standardize=True), "standardize needs a pass over the data"),
-        (lambda: of_linear(scaling=Scaling(np.zeros(2), np.ones(2))), "scaling is of 2 columns, the stream's samples"),
+        (
+            lambda: of_linear(scaling=Scaling(np.zeros(2), np.ones(2))),
+            "one number for each of the 3 columns of the stream's samples",
+        ),
         (lambda: of_linear(y=TRUE), "a stream brings its own rows and targets, as they come; leave y out"),
         (lambda: of_linear(X_test=Stream(make)), "held-out rows of a model on a stream are arrays"),
         (

@@ -160,8 +160,26 @@ def test_what_is_refused() -> None:
         standardize=True,
     )
     fails("give one", standardize=True, scaling=Scaling.standard(X))
-    with pytest.raises(BadInput, match=r"start must be weights of shape \(4, 1\) and intercepts of shape \(1,\)"):
-        LogisticRegression(X, y, start=([1.0], [0.0])).initial()
+    fails(r"start must be weights of shape \(4, 1\) and intercepts of shape \(1,\)", start=([1.0], [0.0]))
+    fails("start must be a pair of weights and intercepts", start=np.zeros(4))
+    fails("start must hold finite numbers", start=(np.full((4, 1), np.nan), [0.0]))
+    fails("start must hold finite numbers", start=(np.full((4, 1), "a"), [0.0]))
+    fails("start has intercepts, and the model has none; give intercept=True", start=(np.zeros((4, 1)), [1.0]))
+    ones = np.ones(4)
+    for scaling, words in (
+        (Scaling(ones[:3], ones), r"center must hold one number for each of the 4 columns of X, got shape \(3,\)"),
+        (Scaling(ones, ones[:, None]), r"scale must hold one number for each of the 4 columns of X, got shape \(4, 1"),
+        (Scaling(ones, ones, ones[:2]), r"units must hold one number for each of the 4 columns of X, got shape \(2,\)"),
+        (Scaling(0.0, ones), r"center must hold one number for each of the 4 columns of X, got shape \(\)"),  # type: ignore[arg-type]
+        (Scaling(ones, ones - 1), r"scale must hold finite numbers above 0, got \[0.0, "),
+        (Scaling(ones, ones, -ones), r"units must hold finite numbers above 0, got \[-1.0, "),
+        (Scaling(ones * np.nan, ones), r"center must hold finite numbers, got \[nan, "),
+    ):
+        fails(words, scaling=scaling)
+    fails("the scaling's target must be", kind=LeastSquares, scaling=Scaling(ones, ones, target=np.inf))
+    fails("subtracted from numbers to predict, and this model has classes", scaling=Scaling(ones, ones, target=1.0))
+    lists = LogisticRegression(X, y, scaling=Scaling([1.0] * 4, [2] * 4))  # type: ignore[arg-type]
+    assert lists.loss(ones) == LogisticRegression(X, y, scaling=Scaling(ones, 2 * ones)).loss(ones)
     five_classes = SoftmaxRegression(X, y, classes=range(5))  # rows need not have all
     assert five_classes.outputs == 5 and five_classes.dimension == 20
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -42,6 +43,7 @@ from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.watch import DATA, REMEDY_OF_PROBLEM, CodeWatch, Computing, rounding, sketch_of_problem
 from anyk.tables import Column, Encoding, are_truths, check_sizes, is_sparse, listed, merged
 
+_ROUNDED = 1e-6  # part of its intercept by which a model may differ from one without
 _SQUARED_IN_SINGLE = 1e12  # larger numbers may have squares whose sum is infinite in single precision
 _BOTH = "give X_test and y_test together, or neither"
 
@@ -111,9 +113,11 @@ class LinearProblem(ProblemAbilities):
         fill: Literal["mean"] | None = None,
     ) -> None:
         self.intercept, self.standardize, self.scaling = intercept, standardize, scaling
-        self.l2, self._start, self._recipe = checked_l2(l2), start, recipe
+        self.l2, self._recipe = checked_l2(l2), recipe
         if standardize and scaling is not None:
             raise BadInput("standardize and scaling are two ways to do the same; give one")
+        if self.labelled and scaling is not None and scaling.target:
+            raise BadInput("the scaling's target is subtracted from numbers to predict, and this model has classes")
         if isinstance(X, Shards):
             _refuse_rows_beside("shards bring their", y=y, split=split, weights=weights, classes=classes)
             self._read_shards(X, X_test, y_test, fill)
@@ -136,10 +140,13 @@ class LinearProblem(ProblemAbilities):
                 self.weights = row_weights(weights, self.samples)
             if standardize:
                 self.scaling = Scaling.standard(design, self.weights)
+            elif scaling is not None:
+                self.scaling = scaling.of_columns(design.shape[1])
             self.X = model_columns(design, self.scaling, intercept)
             self._hold_out(X_test, y_test, design.shape[1], "X has")
         self.outputs = int(self.classes.size) if self.task == "multiclass" and self.classes is not None else 1
         self.dimension = int(self.X.shape[1]) * self.outputs
+        self._start = None if start is None else self._read_start(start)
         self.dtype = np.dtype(self.X.dtype)
         self.penalty = penalty_factors(
             self.l2,
@@ -184,7 +191,7 @@ class LinearProblem(ProblemAbilities):
         if self.labelled and self.classes is None:
             raise BadInput("which labels a stream has cannot be looked up; give classes=[…]")
         self.X = X = StreamRows(stream, self.kind, self.classes, intercept=self.intercept, scaling=self.scaling)
-        self.samples, self.endless = SAMPLES, True
+        self.samples, self.endless, self.scaling = SAMPLES, True, X.scaling
         if isinstance(X_test, Shards | Stream):
             raise BadInput(f"held-out rows of a model on a stream are arrays: {_BOTH}")
         self._hold_out(X_test, y_test, X.features, "the stream's samples")
@@ -275,20 +282,35 @@ class LinearProblem(ProblemAbilities):
         present = Computing(variables, partial(sketch_of_problem, self))
         return CodeWatch(present, rounding(self.dtype), of="the problem", remedy=REMEDY_OF_PROBLEM)
 
+    def _read_start(self, start: tuple[Any, Any]) -> tuple[Floats, Floats]:
+        """Return initial weights (columns x outputs) and intercepts (outputs,) in the model's columns, after checks."""
+        features = self.X.shape[1] - self.intercept
+        expected = (features, self.outputs), (self.outputs,)
+        if not isinstance(start, tuple | list) or len(start) != 2:
+            raise BadInput(f"start must be a pair of weights and intercepts, got {reprlib.repr(start)}")
+        arrays = [array_of(array, "start") for array in start]
+        shapes = tuple(array.shape for array in arrays)
+        if shapes != expected:
+            raise BadInput(
+                f"start must be weights of shape {expected[0]} and intercepts of shape {expected[1]}, got {shapes[0]} "
+                f"and {shapes[1]}"
+            )
+        if not all(array.dtype.kind in "biuf" and np.isfinite(array).all() for array in arrays):
+            raise BadInput("start must hold finite numbers")
+        if self.scaling is None:
+            weights, intercepts = arrays[0].astype(float), arrays[1].astype(float)
+        else:
+            weights, intercepts = self.scaling.done(*arrays)
+        if not self.intercept and not np.allclose(intercepts, 0.0, atol=_ROUNDED * max(1.0, abs(arrays[1]).max())):
+            raise BadInput("start has intercepts, and the model has none; give intercept=True, or zeros")
+        return weights, intercepts
+
     def initial(self) -> Vector:
         """Return ``start`` in the model's coordinates, or zeros."""
         w: Vector = np.zeros((self.X.shape[1], self.outputs), dtype=self.dtype)
         if self._start is not None:
-            weights, intercepts = (np.asarray(array, dtype=float) for array in self._start)
-            features = self.X.shape[1] - self.intercept
-            if weights.shape != (features, self.outputs) or intercepts.shape != (self.outputs,):
-                raise BadInput(
-                    f"start must be weights of shape ({features}, {self.outputs}) and intercepts of shape "
-                    f"({self.outputs},), got {weights.shape} and {intercepts.shape}"
-                )
-            if self.scaling is not None:
-                weights, intercepts = self.scaling.done(weights, intercepts)
-            w[:features] = weights
+            weights, intercepts = self._start
+            w[: len(weights)] = weights
             if self.intercept:
                 w[-1] = intercepts
         return w.reshape(-1)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk.base.arrays import DType, Floats, Vector
-from anyk.base.checks import NonnegativeNumber, check_unmasked, check_value
+from anyk.base.checks import FiniteNumber, NonnegativeNumber, check_unmasked, check_value
 from anyk.base.errors import BadInput
 from anyk.tables import check_sizes, shown
 
@@ -203,6 +204,27 @@ class Scaling:
         if bad.size:
             raise BadInput(f"the numbers of column {bad[0]} are too large to be standardised; divide them first")
         return self
+
+    def of_columns(self, columns: int, where: str = "X") -> Scaling:
+        """Return the scaling as arrays of floats; raise :class:`~anyk.BadInput` if it does not fit ``where``."""
+        arrays = dict[str, Floats]()
+        for name, given in (("center", self.center), ("scale", self.scale), ("units", self.units)):
+            if given is None:
+                continue
+            values = array_of(given, f"the scaling's {name}")
+            if values.dtype.kind not in "biuf" or values.shape != (columns,):
+                found = f"shape {values.shape}" if values.dtype.kind in "biuf" else values.dtype
+                raise BadInput(
+                    f"the scaling's {name} must hold one number for each of the {columns} columns of {where}, "
+                    f"got {found}"
+                )
+            if not np.isfinite(values).all() or (name != "center" and not (values > 0).all()):
+                raise BadInput(
+                    f"the scaling's {name} must hold finite numbers{'' if name == 'center' else ' above 0'}, got "
+                    f"{reprlib.repr(values.tolist())}"
+                )
+            arrays[name] = values.astype(float, copy=False)
+        return replace(self, target=float(check_value(self.target, FiniteNumber, "the scaling's target")), **arrays)
 
     def apply(self, X: Any) -> Any:
         """Return a copy of ``X`` in the model's columns, in the precision of ``X``."""

@@ -131,8 +131,8 @@ class ShardRows(BlockSamples):
                 categories=encoding.categorical,
                 ridge=ridge,
             )
-        if scaling is not None and len(scaling.scale) != features:
-            raise BadInput(f"scaling is of {len(scaling.scale)} columns, {where} have {features}")
+        elif scaling is not None:
+            scaling = scaling.of_columns(features, where)
         if labels and encoding.label:
             encoding = replace(encoding, words=isinstance(labels[0], str))
         dtype = np.dtype(np.float32 if survey_result.single else np.float64)
@@ -315,8 +315,9 @@ class StreamRows(StreamSamples):
         super().__init__(stream, lambda samples: Arrays(_stacked(samples), tuple))
         X, y = self.head.arrays
         self.dtype, self.features = np.dtype(X.dtype), int(X.shape[1])
-        if scaling is not None and len(scaling.scale) != self.features:
-            raise BadInput(f"scaling is of {len(scaling.scale)} columns, the stream's samples have {self.features}")
+        if scaling is not None:
+            scaling = scaling.of_columns(self.features, "the stream's samples")
+        self.scaling = scaling
         self.shape = len(self), self.features + intercept
         _targets(kind, classes, y)
         self._form = partial(self._rows, kind, classes, intercept, scaling)
