@@ -11,6 +11,8 @@ import anyk
 from anyk.clusters.read_only import ReadOnlyData
 from anyk.problems.base import cut
 
+torch = pytest.importorskip("torch")
+
 
 class Rows:
     """Partitions of a least-squares problem; ``how`` they misbehave."""
@@ -95,6 +97,46 @@ def test_views_of_protected_arrays_become_writable_again() -> None:
     with ReadOnlyData(views):
         assert not any(array.flags.writeable for array in (views.whole, *views.views))
     assert all(array.flags.writeable for array in (views.whole, *views.views))
+
+
+class Tensors(Rows):
+    """The rows as tensors; which of their own a gradient changes."""
+
+    def __init__(self, X: Any, y: Any, ends: list[int], how: str) -> None:
+        super().__init__(X, y, ends, how)
+        self.X = [torch.from_numpy(rows.copy()) for rows in self.X]
+        self.layer = torch.nn.Linear(self.dimension, 1, bias=False, dtype=torch.float64)
+
+    def load(self, partitions: Any) -> None:
+        self.scratch = torch.zeros(self.dimension, dtype=torch.float64)
+
+    def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
+        X, y = self.X[partition], torch.from_numpy(np.array(self.by_name["y"][partition]))
+        if self.how == "rows" or (self.how == "once" and not self.scratch.any()):
+            X -= X.mean(axis=0)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.from_numpy(w.copy())[None, :])
+        torch.matmul(X.T, self.layer(X)[:, 0].detach() - y, out=self.scratch)
+        return self.scratch.numpy()
+
+
+class ProblemOfTensors(Problem):
+    def split(self, partitions: int, shares: Any = None) -> Rows:
+        return Tensors(self.X, self.y, cut(40, partitions, shares).tolist(), self.how)
+
+
+@pytest.mark.parametrize("cluster", ["simulated", "processes"])
+@pytest.mark.parametrize("how", ["rows", "once"])
+def test_a_gradient_that_changes_tensors_is_named(cluster: str, how: str) -> None:
+    with pytest.raises(anyk.RunFailed, match="a tensor of the partitions has changed; a gradient must not change its"):
+        anyk.train(ProblemOfTensors(how), "uncoded", cluster, workers=2, steps=3, evaluate=None)
+
+
+def test_tensors_to_compute_with_may_change() -> None:
+    with anyk.train(Problem(""), "uncoded", "simulated", workers=2, steps=3) as plain:
+        for cluster in ("simulated", "processes"):
+            with anyk.train(ProblemOfTensors(""), "uncoded", cluster, workers=2, steps=3) as run:
+                assert run.model == pytest.approx(plain.model, rel=1e-9)
 
 
 @pytest.mark.parametrize("cluster", ["simulated", "processes"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -20,36 +21,54 @@ ADVICE = "a gradient must not change its data, which all workers share: change a
 
 
 class ReadOnlyData:
-    """Makes the NumPy arrays of partitions read-only in a ``with`` block.
+    """Makes the NumPy arrays of partitions read-only in a ``with`` block, and notices changes of PyTorch's tensors.
 
-    These are the arrays that the partitions refer to when this object is made, in attributes, lists, tuples and
-    dictionaries; tensors and data frames stay as they are. Arrays that ``load`` or a gradient makes later, such as
-    memory to compute in, stay writable.
+    These are those that the partitions refer to when this object is made, in attributes, lists, tuples and
+    dictionaries; data frames, modules and tensors that require a gradient stay as they are. Arrays that ``load`` or a
+    gradient makes later, such as memory to compute in, stay writable.
+
+    Raises :class:`ValueError` at the end of a block in which a tensor has changed, and of each one after it: torch
+    counts changes in place, except those through ``.data`` or ``.numpy()``.
     """
 
     def __init__(self, partitions: Partitions) -> None:
         loaded = partitions.each if isinstance(partitions, ManyPartitions) else [partitions]
-        arrays = {id(array): array for one in loaded for array in _arrays(one, 0, set())}
+        found = {id(value): value for one in loaded for value in _arrays(one, 0, set())}
+        arrays = [value for value in found.values() if isinstance(value, np.ndarray)]
         # an array becomes writable again only after the array whose memory it is a view of
-        self._arrays = sorted(arrays.values(), key=lambda array: array.base is not None)
+        self._arrays = sorted(arrays, key=lambda array: array.base is not None)
+        self._tensors = [value for value in found.values() if not isinstance(value, np.ndarray)]
+        self._counts: list[int] = []  # of changes of each tensor before the block
+        self._changed = False
 
     def __enter__(self) -> None:
         for array in self._arrays:
             array.flags.writeable = False
+        self._counts = [tensor._version for tensor in self._tensors]
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         for array in self._arrays:
             with contextlib.suppress(ValueError):  # a user's code may itself have protected its memory for good
                 array.flags.writeable = True
+        self._changed = self._changed or self._counts != [tensor._version for tensor in self._tensors]
+        if self._changed and kind is None:
+            raise ValueError(f"a tensor of the partitions has changed; {ADVICE}")
 
 
-def _arrays(value: Any, depth: int, seen: set[int]) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the writable arrays that a value refers to."""
+def _arrays(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    """Yield the writable arrays, and the tensors, that a value refers to."""
     if id(value) in seen or depth > _DEEPEST or isinstance(value, (str, bytes, int, float, complex, np.generic)):
         return
     seen.add(id(value))
     if isinstance(value, np.ndarray):
         if value.flags.writeable and (value.base is None or isinstance(value.base, (np.ndarray, mmap.mmap))):
+            yield value
+        return
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.nn.Module):  # a gradient computes with its parameters
+        return
+    if torch is not None and isinstance(value, torch.Tensor):
+        if not value.requires_grad and not value.is_inference():  # which counts no changes
             yield value
         return
     members: Any = ()
