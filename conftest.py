@@ -14,6 +14,7 @@ from hashlib import blake2b
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import hypothesis
 import psutil
@@ -22,9 +23,10 @@ import pytest
 from forked_helpers import Parent, Starting
 
 # the same examples in every run, so that a failure is the change's and not luck's; HYPOTHESIS_PROFILE=explore draws
-# new ones each time, and prints how to repeat a failure
-hypothesis.settings.register_profile("same", derandomize=True, database=None)
-hypothesis.settings.register_profile("explore", print_blob=True)
+# new ones each time, and prints how to repeat a failure; on a busy machine any example may take long
+untimed: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("same", derandomize=True, database=None, **untimed)
+hypothesis.settings.register_profile("explore", print_blob=True, **untimed)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # a shell has what it starts in the background ignore interrupts, and nohup hang-ups, which some tests send

@@ -50,7 +50,7 @@ def run(how: Any, code: str) -> tuple[bytes, int]:
     )
     os.close(write)
     with open(read, "rb") as pipe:
-        return pipe.read(), program.wait(60)
+        return pipe.read(), program.wait(250)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def run(*arguments):
 def limited(limit, *arguments):
     """The command in a process of its own with a limit on files, of ``ulimit``."""
     script = f"ulimit {limit}; exec {sys.executable} -m anyk " + " ".join(map(str, arguments))
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=100)
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=250)
 
 
 def test_too_few_open_files_end_in_a_sentence(tmp_path):
@@ -141,7 +141,7 @@ def test_a_folder_whose_name_is_not_utf8_is_used_as_any_other(tmp_path, monkeypa
         ["export", NAME, "--to", "csv", "-o", "tables"],
         ["export", NAME, "--to", "perfetto", "-o", "trace.json"],
     ):
-        done = subprocess.run([sys.executable, "-m", "anyk", *command], capture_output=True, timeout=100)
+        done = subprocess.run([sys.executable, "-m", "anyk", *command], capture_output=True, timeout=250)
         assert done.returncode == 0, (command[0], done.stderr[-2000:])
 
 
@@ -166,6 +166,6 @@ def test_a_current_folder_that_is_gone_is_said(tmp_path):
     (tmp_path / "gone").mkdir()
     for command in (SHORT, ["train", "--data", "file", "--data-file", "x.csv"], ["show", "x"], ["data"]):
         script = f"rmdir {tmp_path}/gone; exec {sys.executable} -m anyk {' '.join(command)}"
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path / "gone", capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path / "gone", capture_output=True, text=True, timeout=250)
         (tmp_path / "gone").mkdir()
         assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr

@@ -53,7 +53,7 @@ def command(folder: Path, *arguments: str) -> list[str]:
 
 
 def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(folder, *arguments), capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command(folder, *arguments), capture_output=True, text=True, timeout=250, check=False)
 
 
 def steps_logged(folder: Path) -> int:
@@ -117,7 +117,7 @@ def test_an_interrupt_ends_both_processes_and_resume_works(tmp_path: Path) -> No
             time.sleep(0.05)
         children = psutil.Process(process.pid).children()
         os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=250)
     finally:
         process.kill()
     assert process.returncode == 130
@@ -145,7 +145,7 @@ def test_a_hangup_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
             time.sleep(0.2)
         assert process.poll() is None and trains.is_running()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=250)
     finally:
         process.kill()
     assert process.returncode == 130

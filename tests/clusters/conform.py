@@ -189,7 +189,7 @@ def loopback() -> None:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=60,
+                timeout=250,
             )
             assert asked.returncode and "token" in asked.stderr, asked
 
@@ -207,7 +207,7 @@ def abandoned() -> None:
         "import os; from anyk.clusters import Ray; cluster = Ray(1); cluster.prepare(); "
         "print(cluster._connection.folder.name, flush=True); os.kill(os.getpid(), 9)"
     )
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False)
     left = Path(killed.stdout.splitlines()[-1])
     assert left.is_dir(), killed
     with Ray(1) as cluster, LockedFolder("anykray-", "/tmp") as other:

@@ -305,7 +305,7 @@ def test_an_interrupt_ends_all() -> None:
             assert process.poll() is None
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=250)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -475,7 +475,7 @@ def test_ctrl_c_leaves_a_run_that_resumes(tmp_path):
             time.sleep(0.1)
             assert process.poll() is None
         os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=250)
     assert process.returncode == 130
     assert f"interrupted; go on with: anyk resume {folder}" in errors
     resumed = run("resume", str(folder), "--steps", "10000", "--seconds", "1")

@@ -156,7 +156,7 @@ def test_watch_listens_on_the_loopback_address(tmp_path: Path) -> None:
             assert listening == expected(table()["`anyk watch`"])
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            process.wait(250)
 
 
 if __name__ == "__main__":

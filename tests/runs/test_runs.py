@@ -259,7 +259,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 anyk.train(Squares(6), "uncoded", anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(1.0)), steps=10**6,
            out={str(tmp_path / "run")!r}, checkpoint_every=0.05)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250)
     assert "RunFailed" in done.stderr.splitlines()[-1]
     assert "cannot be written" in done.stderr
     assert "resume" in done.stderr

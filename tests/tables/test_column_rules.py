@@ -455,7 +455,7 @@ def test_pandas_is_imported_when_a_table_is_read(tmp_path: Path) -> None:
         f"anyk.problems.load('file', file={str(tmp_path / 'd.csv')!r}, progress=None)\n"
         "assert 'pandas' in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=250)
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_the_command_ends_with_a_signal_and_leaves_nothing(tmp_path, ending):
         link.close()
         taken = CliRunner().invoke(main, ["watch", str(tmp_path), "--port", str(port)])
         process.send_signal(ending)
-        assert process.wait(60) == 0 and process.stderr.read() == ""
+        assert process.wait(250) == 0 and process.stderr.read() == ""
     assert list((tmp_path / "copies").iterdir()) == [] and stand(tmp_path / "runs" / "a") == before
     assert taken.exit_code == 2 and f"cannot be served at 127.0.0.1:{port}" in taken.output
     for words, sentence in ((["none"], "no folder 'none' to watch"), (["--port", "70000", "."], "from 0 to 65535")):

@@ -281,7 +281,7 @@ def main() -> None:
         reported("a second program with RANK=1, at ", within=60.0)
         assert second.stderr is not None
         assert "another program with the same RANK is a node of this job" in second.stderr.read()
-        assert second.wait(30) == 1
+        assert second.wait(250) == 1
         same(train())
         assert hub.nodes[1].life == life
 
@@ -697,7 +697,7 @@ def main() -> None:
             tell(check)
     hub.end()
     for process in restarted:
-        assert process.wait(30) == 0
+        assert process.wait(250) == 0
     sys.exit(1 if failed else 0)
 
 

@@ -363,7 +363,7 @@ def wait_gone(pids, groups=False):
 
 def test_a_script_without_a_main_guard_trains_its_own_class(tmp_path):
     with start_script(tmp_path, 3) as script:
-        output, _ = script.communicate(timeout=60)
+        output, _ = script.communicate(timeout=250)
     assert script.returncode == 0
     assert "done" in output
 
@@ -379,7 +379,7 @@ def test_a_driver_that_ends_takes_its_workers_along(tmp_path, sign):
         assert len(alive(pids)) == 5
         os.kill(pids[0], signal.SIGSTOP)  # a worker that cannot hear must go as well
         script.send_signal(sign)
-        script.communicate(timeout=60)
+        script.communicate(timeout=250)
     assert wait_gone(pids) == []
     assert script.returncode != 0
     if sign != signal.SIGKILL:
@@ -699,5 +699,5 @@ for evaluate in ("", "every=2,where=aside"):
 @pytest.mark.slow
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="too few files may be open")
 def test_processes_train_beside_a_thousand_open_files() -> None:
-    done = subprocess.run([sys.executable, "-c", MANY_FILES], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", MANY_FILES], capture_output=True, text=True, timeout=250)
     assert done.stdout.split() == ["5", "5"], done.stderr[-3000:]

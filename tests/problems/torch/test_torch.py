@@ -618,7 +618,7 @@ def test_an_unguarded_script_trains_to_the_simulators_bits(tmp_path):
             """
         )
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
 
 

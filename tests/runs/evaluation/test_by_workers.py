@@ -103,7 +103,7 @@ def test_a_run_for_a_target_ends_where_a_lost_worker_held_data():
 
 
 def test_after_the_run_those_who_say_nothing_are_given_up(monkeypatch):
-    monkeypatch.setattr(losses, "_SILENCE", 0.5)
+    monkeypatch.setattr(losses, "_SILENCE", 3.0)
     run = train("k-sync:k=3", lambda: time.sleep(100.0))
     assert run.steps == 4 and run.loss is None
     assert unknown(run) == ["no worker can compute the loss of partition 1: worker 1 did not answer"]

@@ -375,7 +375,7 @@ def test_a_run_for_a_target_ends_where_nothing_can_be_evaluated(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_that_evaluates_and_is_frozen_is_replaced(monkeypatch):
-    monkeypatch.setattr(aside_module, "_SILENCE", 2.5)
+    monkeypatch.setattr(aside_module, "_SILENCE", 8.0)
     problem = Squares(4)
     with evaluating(Evaluate(where="aside"), problem) as aside:
         first = aside.loss(problem.initial())

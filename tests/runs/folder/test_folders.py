@@ -88,7 +88,7 @@ training.write_sealed = lambda *_: os.kill(os.getpid(), {int(sent)})
 problem = anyk.problems.from_data("synthetic:rows=60,features=4")
 anyk.train(problem, "uncoded", "simulated", workers=3, steps=4, out={str(folder)!r})
 """
-    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == -sent
+    assert subprocess.run([sys.executable, "-c", script], timeout=250, check=False).returncode == -sent
     assert (folder / "log.sqlite").exists() and unstarted(folder)
     with pytest.raises(anyk.BadInput, match="killed before it began; start the run again, which may be in this folder"):
         anyk.resume(folder)
@@ -106,7 +106,7 @@ sys.argv[1:] = ["train", "--data", "synthetic:rows=60", "--cluster", "simulated"
                 "--out", {str(tmp_path / "run")!r}]
 main()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 130 and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "run").exists()
 

@@ -54,7 +54,7 @@ def test_small_files_only_are_no_damage(run: Path) -> None:
     """A limit on the size of files, as of ``ulimit -f``, lets the log be read and its copy not be written."""
     for name in ("verify", "show", "replay"):
         script = f"ulimit -f 8; exec {sys.executable} -m anyk {name} {run}"
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 2, done.stderr + done.stdout
         assert "File too large" in done.stderr and "amage" not in done.stderr + done.stdout
 
