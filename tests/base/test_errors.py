@@ -166,6 +166,8 @@ def test_a_current_folder_that_is_gone_is_said(tmp_path):
     (tmp_path / "gone").mkdir()
     for command in (SHORT, ["train", "--data", "file", "--data-file", "x.csv"], ["show", "x"], ["data"]):
         script = f"rmdir {tmp_path}/gone; exec {sys.executable} -m anyk {' '.join(command)}"
-        done = subprocess.run(["bash", "-c", script], cwd=tmp_path / "gone", capture_output=True, text=True, timeout=250)
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path / "gone", capture_output=True, text=True, timeout=250
+        )
         (tmp_path / "gone").mkdir()
         assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr

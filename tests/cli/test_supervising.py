@@ -165,7 +165,7 @@ def make():
     def partial_gradient(self, partition, w, rows=None):
         count[0] += 1
         if count[0] == 150 and int(mortal.LIVES.read_text()) > 0 and ctypes.CDLL(None).fork() == 0:
-            time.sleep(6)
+            time.sleep(15)
             os._exit(0)
         return plain(self, partition, w) if rows is None else plain(self, partition, w, rows)
 

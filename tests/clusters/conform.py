@@ -84,7 +84,7 @@ def tell(name: str, check: Callable[[], Any]) -> None:
         print(json.dumps([name, ""]), flush=True)
 
 
-def over(pids: set[int], within: float = 20.0) -> set[int]:
+def over(pids: set[int], within: float = 60.0) -> set[int]:
     """Which of the processes are still there after a while."""
     until = time.monotonic() + within
     while time.monotonic() < until:

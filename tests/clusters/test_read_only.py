@@ -104,14 +104,14 @@ class Tensors(Rows):
 
     def __init__(self, X: Any, y: Any, ends: list[int], how: str) -> None:
         super().__init__(X, y, ends, how)
-        self.X = [torch.from_numpy(rows.copy()) for rows in self.X]
+        self.X = [torch.utils.data.TensorDataset(torch.from_numpy(rows.copy())) for rows in self.X]
         self.layer = torch.nn.Linear(self.dimension, 1, bias=False, dtype=torch.float64)
 
     def load(self, partitions: Any) -> None:
         self.scratch = torch.zeros(self.dimension, dtype=torch.float64)
 
     def partial_gradient(self, partition: int, w: Any, rows: Any = None, /) -> Any:
-        X, y = self.X[partition], torch.from_numpy(np.array(self.by_name["y"][partition]))
+        X, y = self.X[partition].tensors[0], torch.from_numpy(np.array(self.by_name["y"][partition]))
         if self.how == "rows" or (self.how == "once" and not self.scratch.any()):
             X -= X.mean(axis=0)
         with torch.no_grad():

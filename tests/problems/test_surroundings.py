@@ -375,3 +375,14 @@ def test_a_decorated_method_reads_what_its_function_reads() -> None:
         data = type("Data", (), {"__getitem__": method, "scale": 1.0, "other": 2.0})()
         assert is_read(data, "attribute 'scale' of the data set", [])
         assert not is_read(data, "attribute 'other' of the data set", [])
+
+
+def test_assertions_that_pytest_has_rewritten_are_not_followed() -> None:
+    scale = 2.0
+
+    def checked(x: float) -> float:
+        assert x > 0.0, x
+        return scale * x
+
+    assert "@pytest_ar" in checked.__code__.co_names
+    assert set(variables_of({"the loss": checked})) == {"the loss", "variable 'scale'"}

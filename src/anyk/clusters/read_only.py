@@ -84,4 +84,7 @@ def _arrays(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
 
 def _library(value: object) -> bool:
     """Return whether a value is of a class of anyk, or of a library whose arrays are not NumPy's."""
+    data: Any = sys.modules.get("torch.utils.data")
+    if data is not None and isinstance(value, data.Dataset):  # of torch, or of the user: it holds the user's tensors
+        return False
     return type(value).__module__.startswith((_OWN, "torch", "jax"))

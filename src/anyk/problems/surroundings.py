@@ -251,7 +251,7 @@ class _Survey:
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         for index, default in enumerate(defaults):
             yield from self.leaves(default, f"default {index} of {called}", depth + 1)
-        names = set(_names_in(code))
+        names = set(filter(str.isidentifier, _names_in(code)))  # others are of assertions that pytest has rewritten
         if names & _ENVIRONMENT:
             self.reads_environment = True
         self.texts |= set(_texts_in(code))

@@ -354,7 +354,7 @@ def alive(pids, groups=False):
 
 
 def wait_gone(pids, groups=False):
-    for _ in range(100):
+    for _ in range(600):
         if not alive(pids, groups):
             return []
         time.sleep(0.1)

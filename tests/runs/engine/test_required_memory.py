@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import resource
 import tracemalloc
@@ -31,7 +32,8 @@ def squares(dtype: str) -> Any:
             self.dtype = np.dtype(dtype)
 
         def split(self, partitions: int) -> Any:
-            assert partitions == 4
+            if partitions != 4:  # no assert: a watch of the problem would follow it into pytest
+                raise ValueError(partitions)
             return self
 
         def load(self, partitions: Any) -> None:
@@ -63,10 +65,10 @@ def squares(dtype: str) -> Any:
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What a first run imports is no vector of the model."""
-    small = anyk.problems.from_data("synthetic:rows=60,features=3")
+    """What a first run imports, and notes of classes when it looks at a user's problem, is no vector of the model."""
     out = tmp_path_factory.mktemp("first") / "run"
-    anyk.train(small, "uncoded", anyk.clusters.Processes(workers=2), steps=2, out=out).close()
+    descent = anyk.optimizers.GD(lr=0.1)
+    anyk.train(squares("float32"), "uncoded", "processes", workers=4, optimizer=descent, steps=2, out=out).close()
 
 
 class Peak(Callback):
@@ -82,8 +84,9 @@ class Peak(Callback):
     def share(self) -> int:
         sizes = {}  # memory that workers share, by file
         for link in Path("/proc/self/fd").glob("*"):
-            if link.is_symlink() and "memfd:anyk" in str(link.readlink()):
-                sizes[link.stat().st_ino] = link.stat().st_blocks * 512
+            with contextlib.suppress(FileNotFoundError):  # another thread has closed its file meanwhile
+                if "memfd:anyk" in str(link.readlink()):
+                    sizes[link.stat().st_ino] = link.stat().st_blocks * 512
         return sum(sizes.values())
 
     def on_end(self, info: Any) -> None:
