@@ -65,10 +65,8 @@ def _arrays(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
             yield value
         return
     torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.nn.Module):  # a gradient computes with its parameters
-        return
-    if torch is not None and isinstance(value, torch.Tensor):
-        if not value.requires_grad and not value.is_inference():  # which counts no changes
+    if torch is not None and isinstance(value, (torch.Tensor, torch.nn.Module)):
+        if isinstance(value, torch.Tensor) and _may_be_data(value):
             yield value
         return
     members: Any = ()
@@ -80,6 +78,11 @@ def _arrays(value: Any, depth: int, seen: set[int]) -> Iterator[Any]:
         members = attributes_of(value).values()
     for member in list(members):
         yield from _arrays(member, depth + 1, seen)
+
+
+def _may_be_data(tensor: Any) -> bool:
+    """Return whether a tensor is not trained, and counts its changes, as one made in inference mode does not."""
+    return not (tensor.requires_grad or tensor.is_inference())
 
 
 def _library(value: object) -> bool:

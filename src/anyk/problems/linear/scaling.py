@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -207,24 +207,24 @@ class Scaling:
 
     def of_columns(self, columns: int, where: str = "X") -> Scaling:
         """Return the scaling as arrays of floats; raise :class:`~anyk.BadInput` if it does not fit ``where``."""
-        arrays = dict[str, Floats]()
-        for name, given in (("center", self.center), ("scale", self.scale), ("units", self.units)):
-            if given is None:
-                continue
-            values = array_of(given, f"the scaling's {name}")
-            if values.dtype.kind not in "biuf" or values.shape != (columns,):
-                found = f"shape {values.shape}" if values.dtype.kind in "biuf" else values.dtype
-                raise BadInput(
-                    f"the scaling's {name} must hold one number for each of the {columns} columns of {where}, "
-                    f"got {found}"
-                )
-            if not np.isfinite(values).all() or (name != "center" and not (values > 0).all()):
-                raise BadInput(
-                    f"the scaling's {name} must hold finite numbers{'' if name == 'center' else ' above 0'}, got "
-                    f"{reprlib.repr(values.tolist())}"
-                )
-            arrays[name] = values.astype(float, copy=False)
-        return replace(self, target=float(check_value(self.target, FiniteNumber, "the scaling's target")), **arrays)
+
+        def checked(given: Floats, name: str, *, positive: bool = True) -> Floats:
+            values = array_of(given, name)
+            numeric = values.dtype.kind in "biuf"
+            if not numeric or values.shape != (columns,):
+                found = f"shape {values.shape}" if numeric else values.dtype
+                raise BadInput(f"{name} must hold one number for each of the {columns} columns of {where}, got {found}")
+            if not np.isfinite(values).all() or (positive and not (values > 0).all()):
+                finite = "finite numbers above 0" if positive else "finite numbers"
+                raise BadInput(f"{name} must hold {finite}, got {reprlib.repr(values.tolist())}")
+            return np.asarray(values, dtype=float)
+
+        return Scaling(
+            center=checked(self.center, "the scaling's center", positive=False),
+            scale=checked(self.scale, "the scaling's scale"),
+            units=None if self.units is None else checked(self.units, "the scaling's units"),
+            target=float(check_value(self.target, FiniteNumber, "the scaling's target")),
+        )
 
     def apply(self, X: Any) -> Any:
         """Return a copy of ``X`` in the model's columns, in the precision of ``X``."""
