@@ -138,10 +138,7 @@ class _Group(Listing):
         except click.UsageError as error:
             _refuse(ctx, error)
         except BrokenPipeError as error:  # of the help, behind which nobody reads
-            status = _explain(error)
-            if status is None:
-                raise
-            ctx.exit(status)
+            _exit_after(ctx, error)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of anyk's commands and of those of installed distributions."""
@@ -188,10 +185,15 @@ class _Group(Listing):
             click.echo(_INTERRUPTED, err=True)
             ctx.exit(130)
         except Exception as error:
-            status = _explain(error)
-            if status is None:
-                raise
-            ctx.exit(status)
+            _exit_after(ctx, error)
+
+
+def _exit_after(ctx: click.Context, error: Exception) -> NoReturn:
+    """Explain an error in a sentence and exit; raise it again if it is one of anyk's own code."""
+    status = _explain(error)
+    if status is None:
+        raise error
+    ctx.exit(status)
 
 
 def _explain(error: Exception) -> int | None:
