@@ -29,7 +29,7 @@ Rows (all by default):
   10 s, or its link is down for 10 s; the loss must be that of ``processes``
 - ``slow``: one of 4 nodes computes and sends three times slower (mean delay 0.3 s instead of 0.1 s, a third of 1 Gb/s)
 - ``ray``: a step of frc:load=2 at 1 Gb/s in slices on a Ray cluster of the same machines, over one on ``nodes``
-- ``memory``: 1e8 parameters on 4 nodes of one machine: memory of all processes (PSS), at most during steps, over DDP's
+- ``memory``: 1e8 parameters on 4 nodes of one machine: memory of all processes, at most during steps, over DDP's
 
 Whether other programs disturb the figures is seen from the load, and from the spread. As root they may be given way to:
 ``nice -n -10 python benchmarks/nodes.py``.
@@ -634,12 +634,13 @@ def row_memory(asked: argparse.Namespace) -> None:
     most = {}
     for name, task in tasks.items():
         with Place(ranks, loopback=True) as place, ThreadPoolExecutor(1) as pool:
+            before = memory_in_use()
             side = Side(place, task)
             side.begin()
             finishing, found = pool.submit(side.finish), []
             while not finishing.done():
-                found.append(memory_of(place.machines))
-                time.sleep(0.2)
+                found.append(memory_in_use() - before)
+                time.sleep(0.01)
             finishing.result()
         most[name] = max(found) / 1e9
         report(f"{name}, memory of all processes", [most[name]], "GB")
@@ -647,14 +648,14 @@ def row_memory(asked: argparse.Namespace) -> None:
         report(f"{column} / DDP", [most[column] / most["DDP"]], "", 0.8 if column == "slices" else None)
 
 
-def memory_of(machines: Machines) -> int:
-    """Bytes that the processes of the first machine take; what several share is counted once."""
-    total = 0
-    for pid in processes_of(machines, 0):
-        with suppress(OSError):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
+def memory_in_use() -> int:
+    """Bytes that all processes of this computer take, without files; what several share is counted once.
+
+    The kernel counts them as it gives them, so that short peaks are seen: to add up what each process takes, it would
+    look at all of its pages, for half a second.
+    """
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("AnonPages:", "Shmem:")))
 
 
 MEASURED = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ class Store:
 
     def model(self, slot: str, version: int) -> Any:
         return self.room
+
+    def reserve_part(self, slot: str, version: int, first: int, size: int) -> None: ...
 
     def release(self, slot: str, version: int) -> None: ...
 
@@ -117,6 +120,37 @@ def test_a_step_ends_the_read_of_its_part() -> None:
 
 def allocated(segment: Segment) -> int:
     return os.fstat(segment.fd).st_blocks * 512
+
+
+@pytest.mark.parametrize("large", [1, 1 << 40])
+def test_a_large_model_takes_memory_as_its_parts_come(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_LARGE", large)
+    size, page = 100_000, mmap.PAGESIZE
+    layout = MemoryLayout(
+        workers=1, slots=("model",), copies=3, dimension=size, dtype="<f8", buffers=4, lengths=(0,), box=4096
+    )
+    models, replies = Segment.create(layout.models_size, "models"), Segment.create(layout.replies_size, "replies")
+    states = Segment.create(0, "states")
+    store = NodeStore(None, layout)
+    store.attach(models, replies, states)
+    written: list[memoryview] = []
+    node = NodeVectors(store, layout, OWN, lambda into, offered, address: written.append(into) or 1, lambda read: None)
+    bounds = [0, 200_000, 500_000, 8 * size]
+    three = [
+        OfferedPart(first, Offered(b"k%d" % first, last - first, ()), OWN if first else THERE)
+        for first, last in pairwise(bounds)
+    ]
+    node.locate(KEY, three)
+    node.fetch([KEY])
+    expected = [200_000, 500_000, 800_000] if large == 1 else [800_000] * 3
+    for number, most in enumerate(expected):
+        if number:
+            node.reserve(KEY, three[number].first, three[number].offered.size)
+        assert most <= allocated(models) <= most + 2 * page
+    assert [len(into) for into in written] == [200_000]
+    written.clear()
+    for segment in (models, replies, states):
+        segment.close()
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="this system frees no part of shared memory")

@@ -30,6 +30,7 @@ from anyk.clusters.nodes.slices import Holder
 from anyk.clusters.nodes.vectors import NodeVectors
 from anyk.clusters.nodes.wire import Offered, bytes_of
 from anyk.clusters.remote.wire import Form, form_of, vector_type
+from anyk.clusters.steps import StepPlan
 
 
 class Holding:
@@ -96,8 +97,7 @@ class Holding:
                 case TakeStep():
                     self._step(order)
                 case MeasureStep():
-                    out = self._vectors.room((order.plan.slot, order.plan.version + 1))
-                    self._done(order.number, squares=self._holder.measure(order.plan, out))
+                    self._done(order.number, squares=self._holder.measure(order.plan, self._next_model(order.plan)))
                 case Measure():
                     self._done(order.number, squares=self._holder.squares(order.terms))
                 case Show():
@@ -224,7 +224,7 @@ class Holding:
         if order.optimizer:
             holder.renew(plan.slot, order.optimizer)
         key = (plan.slot, plan.version + 1)
-        out = self._vectors.room(key)
+        out = self._next_model(plan)
         try:
             digest = holder.step(plan, out, order.factor)
         except RunFailed as error:
@@ -232,6 +232,13 @@ class Holding:
             return
         self._vectors.wrote(key, holder.first * out.itemsize)
         self._done(order.number, digest=digest, offered=[self._offer_slice(key)])
+
+    def _next_model(self, plan: StepPlan) -> Vector:
+        """Return the memory of the model that a step makes, in which this slice of it can be written."""
+        key, holder = (plan.slot, plan.version + 1), self._holder
+        model = self._vectors.room(key)
+        self._vectors.reserve(key, holder.first * model.itemsize, (holder.last - holder.first) * model.itemsize)
+        return model
 
     def _offer_slice(self, key: Key) -> tuple[str, Form, Offered]:
         """Offer the slice of a model to other nodes."""

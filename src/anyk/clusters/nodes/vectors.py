@@ -35,6 +35,15 @@ class NodeStore(SharedStore):
     def locate(self, key: tuple[int, int]) -> tuple[int, int]:
         return super().locate(key) if key in self.arrived else (0, 0)
 
+    def _reserve(self, copy: int) -> None:
+        if self._plan.model_bytes < _LARGE:
+            super()._reserve(copy)
+
+    def reserve_part(self, slot: str, version: int, first: int, size: int) -> None:
+        """Have memory for ``size`` bytes of a model from the byte ``first`` on; a small one has all it needs."""
+        if self._plan.model_bytes >= _LARGE:
+            self._memory.reserve(self._copies[slot, version] * self._plan.model_bytes + first, size)
+
     def release(self, slot: str, version: int) -> None:
         copy = self._copies.get((slot, version))
         super().release(slot, version)
@@ -130,6 +139,7 @@ class NodeVectors:
                 part = vector.parts[number]
                 if now >= vector.again.get(number, now) and not self._is_written_here(key, part):
                     memory = bytes_of(self.room(key))[part.first : part.first + part.offered.size]
+                    self.reserve(key, part.first, part.offered.size)
                     read = self._read(memory, part.offered, part.address)
                     vector.reads[read] = number
                     self._keys[read] = key
@@ -153,6 +163,12 @@ class NodeVectors:
         if vector.memory is None:
             vector.memory = self._new_room(key, sum(part.offered.size for part in vector.parts))
         return vector.memory
+
+    def reserve(self, key: Key, first: int, size: int) -> None:
+        """Have memory for ``size`` bytes of a vector from the byte ``first`` on, before they are written."""
+        slot, version = key
+        if isinstance(slot, str):
+            self._store.reserve_part(slot, version, first, size)
 
     def _new_room(self, key: Key, size: int) -> Array:
         first, second = key

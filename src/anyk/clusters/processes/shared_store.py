@@ -74,9 +74,13 @@ class SharedStore(RemoteStore):
             self._free_copies = list(reversed(range(first, first + plan.workers)))
         copy = self._free_copies[-1]
         if copy not in self._reserved:
-            self._memory.reserve(copy * plan.model_bytes, plan.model_bytes)
+            self._reserve(copy)
             self._reserved.add(copy)
         return model_view(self._memory, plan, copy)
+
+    def _reserve(self, copy: int) -> None:
+        """Have memory for a version of a model."""
+        self._memory.reserve(copy * self._plan.model_bytes, self._plan.model_bytes)
 
     def publish(self, slot: str, version: int, w: Vector | Elsewhere) -> None:
         assert not isinstance(w, Elsewhere)
