@@ -34,7 +34,7 @@ def write_model_file(file: Path, save: Callable[[str, dict[str, str]], object]) 
             with unfinished.open("rb+") as new:
                 digests = _read_digests(new)
                 assert digests is not None
-                new.seek(digests.place)
+                new.seek(digests.offset)
                 new.write(digests.computed.encode())
     except Exception as error:  # safetensors raises exception types of its own
         file.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ class _Digests(NamedTuple):
     """The digest that a file states, the byte at which it stands, and the digest of the contents."""
 
     stated: str
-    place: int
+    offset: int
     computed: str
 
 

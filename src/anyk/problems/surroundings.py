@@ -198,10 +198,10 @@ class _Survey:
     def _unique(self, name: str, holder: object) -> str:
         """Return a variable's name, with a number if another holder has one of this name, such as another closure."""
         holders = self._holders.setdefault(name, [])
-        place = next((place for place, other in enumerate(holders) if other is holder), len(holders))
-        if place == len(holders):
+        index = next((index for index, other in enumerate(holders) if other is holder), len(holders))
+        if index == len(holders):
             holders.append(holder)
-        return f"{name} ({place + 1})" if place else name
+        return f"{name} ({index + 1})" if index else name
 
     def _container(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
         """Yield the elements of a dictionary, list, tuple or set."""

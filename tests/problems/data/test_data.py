@@ -69,6 +69,7 @@ def kc_housing() -> Dataset:
 # The real files, against the numbers in ErasureHead's Table 1 and against a count by hand.
 
 
+@pytest.mark.slow
 def test_amazon_has_the_published_dimension_and_rows(amazon: Dataset) -> None:
     assert amazon.X_train.shape == (26_215, 241_915)
     assert amazon.X_test.shape == (32_769 - 26_215, 241_915)
@@ -157,6 +158,7 @@ def hide_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
 # The network, replaced by a stub: nothing here reaches out.
 
 
+@pytest.mark.slow
 def test_fetching_amazon_gives_what_the_file_gives(amazon: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     import pandas
 
@@ -731,6 +733,7 @@ def test_damaged_files(name: str, kind: str, damage: str, tmp_path: Path) -> Non
         load("file", file=file)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(NAMES), place=st.floats(0, 1), cut=st.integers(0, 20), put=st.binary(max_size=8))
 def test_whatever_is_broken_it_is_data_or_one_sentence(
@@ -947,6 +950,7 @@ def test_bad_idx(tmp_path: Path) -> None:
 # Splits and synthetic data.
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(rows=st.integers(2, 200), test=st.floats(0.001, 0.999), seed=st.integers(0, 2**40))
 def test_a_split_is_a_partition_of_the_rows(rows: int, test: float, seed: int) -> None:

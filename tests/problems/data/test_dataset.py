@@ -30,6 +30,7 @@ def counted(split: Dirichlet, labels: np.ndarray, partitions: int) -> np.ndarray
     return np.array([[np.count_nonzero(labels[order[a:b]] == c) for c in classes] for a, b in pairwise(ends)])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 9), st.sampled_from([1e-6, 0.03, 1.0, 1e6]),
        st.integers(0, 5))  # fmt: skip

@@ -127,6 +127,7 @@ def objective(name, module, weights=WEIGHTS):
     return total / sum(weight * terms for weight, (_, terms) in zip(weights, losses, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases())
 def test_a_step_is_one_of_the_weighted_mean_under_any_code(name):
     data, module, loss, options, _ = cases()[name]
@@ -162,6 +163,7 @@ def test_mini_batches_are_scaled_weighted_sums():
     assert messages.partial_gradient(1, problem.initial(), chunk, 5) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_sampling_by_weight_is_unbiased_and_never_draws_weight_0():
     data, module, loss, _, sample_loss = cases()["cross-entropy"]
     module = module.double()
@@ -346,6 +348,7 @@ def jax_data():
     return {"x": x, "y": np.where(x[:, 0] > 0, 1.0, -1.0).astype(np.float32)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a mean", "a sum", "metrics"])
 def test_a_jax_step_is_one_of_the_weighted_mean(name):
     loss, options = jax_cases()[name]
@@ -372,6 +375,7 @@ def test_a_jax_step_is_one_of_the_weighted_mean(name):
     assert sum(parts.partial_loss(j, problem.initial()) for j in range(4)) / SAMPLES == pytest.approx(value, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_jax_mini_batches_drawn_by_weight_have_equal_parts():
     loss, _ = jax_cases()["a mean"]
     data = jax_data()
@@ -385,6 +389,7 @@ def test_jax_mini_batches_drawn_by_weight_have_equal_parts():
     assert messages.partial_gradient(1, w, chunk, 4) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_jax_draws_of_weighted_rows_follow_from_their_key():
     jax = pytest.importorskip("jax")
 
@@ -429,6 +434,7 @@ def test_jax_metrics_may_have_a_state():
     assert (problem.metric, problem.better) == ("counted", "lower")
 
 
+@pytest.mark.slow
 def test_jax_weights_that_cannot_be_used_are_refused():
     loss, _ = jax_cases()["a mean"]
     data, start = jax_data(), {"w": np.ones(3, np.float32), "b": np.float32(0.5)}

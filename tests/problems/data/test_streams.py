@@ -109,6 +109,7 @@ def pickled(parts):
     return cloudpickle.loads(cloudpickle.dumps(parts))
 
 
+@pytest.mark.slow
 def test_a_piece_takes_as_many_samples_of_each_of_its_partitions():
     for problem in (of_torch(), of_jax(), of_linear()):
         w, parts = problem.initial(), problem.split(4)
@@ -136,6 +137,7 @@ def test_all_codes_learn_what_an_uncoded_run_learns(tmp_path):
     np.testing.assert_array_equal(further.model, uninterrupted.model)
 
 
+@pytest.mark.slow
 def test_what_needs_an_end_takes_a_sample_or_is_refused():
     held_out = [(TRUE, np.float32(5.25))] * 3
     problem = of_torch(held_out=held_out)
@@ -229,6 +231,7 @@ def test_linear_models_learn_from_a_stream_and_predict(tmp_path):
     assert (some.samples, some.endless, len(some.y_test)) == (40, False, 40)
 
 
+@pytest.mark.slow
 def test_a_stream_that_ends_within_a_mini_batch_is_named():
     problem = of_jax(Stream(short))
     parts = problem.split(2)

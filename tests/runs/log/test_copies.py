@@ -50,6 +50,7 @@ def test_no_place_for_copies_is_no_damage(
     assert anyk.verify(run).whole
 
 
+@pytest.mark.slow
 def test_small_files_only_are_no_damage(run: Path) -> None:
     """A limit on the size of files, as of ``ulimit -f``, lets the log be read and its copy not be written."""
     for name in ("verify", "show", "replay"):

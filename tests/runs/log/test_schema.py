@@ -102,7 +102,6 @@ def call(line: list[str], about: object) -> None:
     assert peak < MOST, (about, line, peak)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("line", COMMANDS, ids=" ".join)
 def test_rows_that_are_sealed_and_wrong(
     line: list[str], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

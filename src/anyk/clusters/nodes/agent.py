@@ -84,12 +84,12 @@ class Engine(Processes):
         self.spawn(worker)
 
     def announced(self, notice: Notice) -> tuple[int, int]:
-        """Return the place of a worker's message in the memory of replies, and the number of its entries."""
-        place = self._plan.buffer_at(notice.worker, notice.buffer)
-        state, task, chunk, size = HEADER.unpack_from(self.replies.memory, place)
+        """Return where a worker's message begins in the memory of replies, and the number of its entries."""
+        buffer = self._plan.buffer_at(notice.worker, notice.buffer)
+        state, task, chunk, size = HEADER.unpack_from(self.replies.memory, buffer)
         if (state, task, chunk) != (FULL, notice.report.task, notice.report.chunk):
             raise RunFailed(f"the message of worker {notice.worker} is not the one that it has announced")
-        return place + HEADER.size, size
+        return buffer + HEADER.size, size
 
     @property
     def replies(self) -> Segment:

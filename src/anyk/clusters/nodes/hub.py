@@ -71,28 +71,26 @@ class Hub:
     def __init__(self, site: Site, port: int) -> None:
         from anyk.clusters.nodes.carrier import DriverCarrier
 
-        place = site.place
-        self.size, self.port = place.size, port
+        self.site = site
+        self.size, self.port = site.place.size, port
         self.nodes: dict[int, Node] = {}
         self.lives: dict[bytes, Node] = {}
         self.runs = self._reads = 0
         self.open: OpenRun | None = None
         self.starting = False  # whether workers of a run are being started for the first time
         self.goes_on = False  # whether this program will be started again
-        self._place = place
         self._own: SiteEntry | None = None  # the node of this machine
         self.said = Said()
         self._ended: deque[float] = deque(maxlen=_MOST_ENDS)  # when agents of this machine have ended
         self._child: subprocess.Popen[bytes] | None = None
-        self.carrier: DriverCarrier = DriverCarrier(place.host, port, self._find_node)
-        self.site = site
+        self.carrier: DriverCarrier = DriverCarrier(site.place.host, port, self._find_node)
         self.entry = SiteEntry(
             rank=0,
             key=self.carrier.key,
             life=site.life,
             versions=versions(),
-            size=place.size,
-            host=place.host,
+            size=self.size,
+            host=site.place.host,
             port=self.carrier.port,
         )
         self.carrier.start()
@@ -125,7 +123,7 @@ class Hub:
 
         public, secret = (key.decode() for key in zmq.curve_keypair())
         self._own = SiteEntry(0, public, os.urandom(8).hex(), versions(), self.size)
-        child = Child(self._place.host, self.port and self.port + 2, [public, secret], self._own.life, self.entry)
+        child = Child(self.site.place.host, self.port and self.port + 2, [public, secret], self._own.life, self.entry)
         environment, path = python_settings()
         self._child = subprocess.Popen(
             [sys.executable, "-c", _BOOT, path],

@@ -280,7 +280,7 @@ def open_auto(folder: Path) -> Auto:
     Raises :class:`~anyk.BadInput` for a folder that :func:`train_auto` has not made, or without a part.
     """
     config = read_auto(folder)
-    parts = tuple(Part(Run.open(place)) for place in subfolders(folder) if (place / RUN_FILE).exists())
+    parts = tuple(Part(Run.open(run)) for run in subfolders(folder) if (run / RUN_FILE).exists())
     if not parts:
         raise BadInput(
             f"the training '{folder}' was killed before its first run began; resume it: anyk resume {folder}"

@@ -41,7 +41,7 @@ class GivenModule:
         if network.mean != self._is_mean:  # the mean over targets that are not ignored became a sum
             present.loss = copy.copy(self.loss)
             present.loss.reduction = "sum"
-        present.place = self.device
+        present.moved_to = self.device
         return present
 
     @property
@@ -66,9 +66,9 @@ class GivenModule:
     def _sketch_of_copy(self, network: Network, partitions: TorchPartitions, samples: int) -> Floats:
         """Return the same sums for the copy, on the device where the module is now."""
         copied, module = copy.copy(network), network.module
-        copied.place = self.device
-        on_its_device = next(module.parameters()).device == copied.place
-        copied.module = module if on_its_device else copy.deepcopy(module).to(copied.place)
+        copied.moved_to = self.device
+        on_its_device = next(module.parameters()).device == copied.moved_to
+        copied.module = module if on_its_device else copy.deepcopy(module).to(copied.moved_to)
         with as_initial(copied.module, module, [layer.training for layer in module.modules()]):
             return partitions.tried_with(copied, samples)
 

@@ -69,7 +69,7 @@ class Network:
       of the batch norms whose running statistics are computed anew to evaluate.
     - ``differentiates``: whether module or loss differentiate, so that they need gradients also to evaluate.
     - ``backward``: whether gradients are computed by ``backward()``, as reentrant checkpoints demand.
-    - ``place``: the device on which module and loss are; None: not moved to ``device`` yet.
+    - ``moved_to``: the device on which module and loss are; None: not moved to ``device`` yet.
     """
 
     module: torch.nn.Module
@@ -85,7 +85,7 @@ class Network:
     ignored: int | None = None
     unknown: int | None = None
     alone: bool = False
-    place: torch.device | None = None
+    moved_to: torch.device | None = None
     values: ByName = field(default_factory=dict)
     for_module: tuple[str, ...] = ()
     for_loss: tuple[str, ...] = ()
@@ -212,7 +212,7 @@ class Network:
 
     def set_values(self, values: ByName) -> None:
         """Set the values of the next computations."""
-        device = self.place
+        device = self.moved_to
         self.values = values if self.kind == "cpu" else map_tensors(values, lambda tensor: tensor.to(device))
 
     def __getstate__(self) -> ByName:
@@ -222,7 +222,7 @@ class Network:
             for layer in root.modules() if isinstance(root, torch.nn.Module) else ():
                 if torch.nn.utils.parametrize.is_parametrized(layer):  # each has a class of its own
                     copyreg.pickle(type(layer), _reduce_parametrized)
-        return self.__dict__ | {"place": None, _SETTINGS: _torch_settings()}
+        return self.__dict__ | {"moved_to": None, _SETTINGS: _torch_settings()}
 
     def __setstate__(self, state: ByName) -> None:
         """Restore a copy; torch computes in this process as in the one that sent it."""
@@ -234,7 +234,7 @@ class Network:
     @property
     def kind(self) -> str:
         """The type of the device on which the module is."""
-        return "cpu" if self.place is None else self.place.type
+        return "cpu" if self.moved_to is None else self.moved_to.type
 
     @property
     def opaque(self) -> bool:
@@ -245,8 +245,8 @@ class Network:
         """Move to the device, once, and return it: of several CUDA devices each worker takes the next."""
         import torch
 
-        if self.place is not None:
-            return self.place
+        if self.moved_to is not None:
+            return self.moved_to
         device = torch.device(self.device)
         if device.type == "cuda":
             if not torch.cuda.is_available():
@@ -257,12 +257,12 @@ class Network:
         for root in (self.module, self.loss):
             if isinstance(root, torch.nn.Module):
                 root.to(device)
-        self.place = device
+        self.moved_to = device
         return device
 
     def on_device(self, batch: Batch) -> Batch:
         """Return a batch with its tensors on the module's device."""
-        device = self.place
+        device = self.moved_to
         return batch if self.kind == "cpu" else map_tensors(batch, lambda tensor: tensor.to(device))
 
     def outputs(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:

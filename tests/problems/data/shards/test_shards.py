@@ -422,6 +422,7 @@ def test_a_row_of_csv_that_lost_cells_is_named(here, tmp_path):
         parts.partial_gradient(0, np.zeros(1))
 
 
+@pytest.mark.slow
 def test_the_sentence_of_a_process_that_reads_is_the_users(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,1\n2\n")
     with pytest.raises(BadInput, match=r"a.csv cannot be read as CSV: row 3 has 1 cell, the first has 2"):

@@ -1,6 +1,6 @@
-"""Slices on a Ray cluster of three nodes; a line of JSON a check. test_ray_slices.py runs it.
+"""Slices on a Ray cluster of three nodes; a line of JSON a check. test_slices.py runs it.
 
-``python tests/clusters/ray_slices.py whole``: with more optimisers and strategies than the tests take.
+``python tests/clusters/ray/slices_on_ray.py whole``: with more optimisers and strategies than the tests take.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 import ray

@@ -248,7 +248,7 @@ def test_slices_are_an_option_of_ray() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # a busy machine starts actors slowly
 def test_slices_on_three_nodes_of_ray() -> None:
-    script = str(Path(__file__).with_name("ray_slices.py"))
+    script = str(Path(__file__).with_name("slices_on_ray.py"))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=1450, check=False)
     told = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
     assert len(told) == 7 and not any(told.values()), told
