@@ -51,6 +51,7 @@ DRIVER = "node"
 resource_tracker.ensure_running()
 
 ROOT = Path(__file__).parent
+ONE_IN = 12  # slow tests that a draw chooses
 DATA = Path(os.environ.get("ANYK_DATA", ROOT.parent / "shared" / "data"))
 
 
@@ -67,30 +68,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sample", action="store_true", help="of a test that is marked sample(n), run n of the cases")
+    parser.addoption("--draw", metavar="TEXT", help="of the slow tests run one in twelve, those that TEXT draws")
 
 
-def _beyond_samples(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the cases that a sample leaves out: it has those whose names have the least digests, the same each time."""
-    cases: dict[str, list[pytest.Item]] = {}
-    sizes: dict[str, int] = {}
-    for item in items:
-        if mark := item.get_closest_marker("sample"):
-            test = item.nodeid.partition("[")[0]
-            cases.setdefault(test, []).append(item)
-            (sizes[test],) = mark.args
-    left_out: set[pytest.Item] = set()
-    for test, size in sizes.items():
-        left_out.update(sorted(cases[test], key=lambda item: blake2b(item.nodeid.encode()).digest())[size:])
-    return left_out
+def pytest_report_header(config: pytest.Config) -> str | None:
+    draw = config.getoption("draw")
+    return draw and f"one in {ONE_IN} slow tests, drawn by {draw}: scripts/test --all runs all of them"
+
+
+def _is_drawn(item: pytest.Item, draw: str) -> bool:
+    """Return whether a text draws a test; the same text draws the same tests on every machine."""
+    return int.from_bytes(blake2b(f"{draw} {item.nodeid}".encode()).digest()) % ONE_IN == 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the tests that may take longest, so that at the end no process works alone."""
-    if config.getoption("sample"):
-        left_out = _beyond_samples(items)
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=list(left_out))
+    if draw := config.getoption("draw"):
+        left_out = [item for item in items if item.get_closest_marker("slow") and not _is_drawn(item, draw)]
+        undrawn = set(left_out)
+        items[:] = [item for item in items if item not in undrawn]
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: -max([300, *(mark.args[0] for mark in item.iter_markers("timeout") if mark.args)]))
 
 

@@ -1,4 +1,4 @@
-"""Run a sample of all tests, all, or those that belong to packages, modules and files; ``scripts/test`` calls this.
+"""Run all quick tests and some slow ones, all, or those of packages, modules and files; ``scripts/test`` calls this.
 
 ``tests/`` mirrors ``src/anyk``: the tests of ``codes/designs.py`` are in ``codes/test_designs.py``. A module
 that has no test file is tested by the files in the folder where that would be.
@@ -91,6 +91,12 @@ def changed_files() -> list[str]:
     return [file for file in files if (ROOT / file).exists()]
 
 
+def draw() -> str:
+    """Return what draws the slow tests: the commit, so that each draws others; outside of a repository a word."""
+    shown = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return shown.stdout.strip() or "sources"
+
+
 def without_repeats(tests: list[str]) -> list[str]:
     """Leave out tests that are given twice, or in a folder that is given as well."""
     parents = {test: {str(folder) for folder in Path(test.partition("::")[0]).parents} for test in tests}
@@ -100,11 +106,11 @@ def without_repeats(tests: list[str]) -> list[str]:
 def main() -> None:
     """Run pytest on the tests of the names in the arguments."""
     arguments, options, tests = sys.argv[1:], [], None
-    sample = True
+    every = False
     while arguments and (arguments[0] in ("--all", "--quick", "--changed") or not arguments[0].startswith("-")):
         name = arguments.pop(0)
         if name == "--all":
-            sample = False
+            every = True
         elif name == "--quick":
             options += ["-m", "not slow"]
         elif name == "--changed":
@@ -117,8 +123,8 @@ def main() -> None:
     if tests:
         tests = without_repeats(tests)
         print("tests:", *tests)
-    elif sample:
-        options.append("--sample")
+    elif not every:
+        options += ["--draw", draw()]
     # One more at once than there are cores: tests wait for processes, delays and sockets for a sixth of their time,
     # which would leave cores idle. A process without tests left takes
     # some from another, because the last ones are long.

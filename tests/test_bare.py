@@ -13,7 +13,6 @@ import bare
 SCRIPT = Path(bare.__file__)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("extras", ["", *bare.EXTRAS, "./papers", "jax,./decompile"])
 def test_every_command_runs_or_names_the_missing_extra(extras):

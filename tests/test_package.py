@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +21,6 @@ from anyk.cli import main
 from doclines import FILES, lines_of, pages
 from programs import Programs
 from surface import DISTRIBUTIONS, modules
-
-pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 EXTRA = {"click", "rich", "matplotlib", "sklearn", "scipy", "pandas", "pyarrow", "cloudpickle", "safetensors", "torch",
@@ -138,6 +137,7 @@ def pages_with_commands():
     return [pytest.param(page, id=page.name) for page in pages]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with_commands())
 def test_the_commands_of_what_one_writes_run(page, tmp_path, programs):
     """A page on writing something begins with a file to save, which its commands name."""
@@ -153,6 +153,7 @@ def test_the_commands_of_what_one_writes_run(page, tmp_path, programs):
         assert done.returncode == 0, f"anyk {line}: {done.stderr}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "examples").glob("*.py")))
 def test_examples_run_as_they_stand(name, programs):
     need_modules((ROOT / "examples" / name).read_text(encoding="utf-8"))
@@ -167,6 +168,7 @@ def test_examples_are_short():
         assert len(body) < 40, name
 
 
+@pytest.mark.slow
 def test_plug_ins_work_without_touching_the_package(tmp_path, programs):
     for file, spec in (("new_code.py", "ring"), ("new_code.py", "ring:wait=5"), ("new_strategy.py", "turns")):
         words = [
@@ -184,6 +186,7 @@ def test_plug_ins_work_without_touching_the_package(tmp_path, programs):
         assert spec in done.stdout
 
 
+@pytest.mark.slow
 def test_programs_end_as_they_do_by_themselves(tmp_path, programs):
     """What these tests run forked is what a user starts: arguments, folder, warnings as errors, and every way to end."""
     script = tmp_path / "beside" / "program.py"
@@ -222,6 +225,7 @@ def test_the_readme_is_short_and_counts_right():
     assert f"{codes} exact and approximate codes" in readme and f"{len(items())} figures and tables" in readme
 
 
+@pytest.mark.slow
 def test_docstring_examples_run(monkeypatch):
     """Every example in a docstring, collected over all modules."""
     import doctest
@@ -325,6 +329,57 @@ def test_scripts_find_the_tests_of_a_module_or_file(run_tests):
     ]
     with pytest.raises(SystemExit, match="no package, module, file or test 'desings'"):
         run_tests.tests_of_name("desings")
+
+
+def test_a_commit_draws_one_in_ten_slow_tests(run_tests, monkeypatch):
+    config = sys.modules["conftest"]
+    tests = [SimpleNamespace(nodeid=f"tests/test_it.py::test_it[{case}]") for case in range(10_000)]
+    of_one, of_other = ({test.nodeid for test in tests if config._is_drawn(test, draw)} for draw in ("one", "another"))
+    for drawn in (of_one, of_other):
+        assert 880 <= len(drawn) <= 1120  # four standard deviations
+    assert 60 <= len(of_one & of_other) <= 140
+    commands: list[list[str]] = []
+    monkeypatch.setattr(run_tests.os, "execv", lambda program, command: commands.append(command))
+    for arguments in ([], ["--all"], ["codes"], ["--draw", "one"]):
+        monkeypatch.setattr(sys, "argv", ["run_tests.py", *arguments])
+        run_tests.main()
+    of_none, of_all, of_names, of_one = commands
+    assert of_none[-2:] == ["--draw", run_tests.draw()]
+    assert "--draw" not in of_all + of_names
+    assert of_one[-2:] == ["--draw", "one"]
+
+
+@pytest.mark.slow
+def test_slow_tests_that_are_not_drawn_are_deselected(tmp_path):
+    (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "test_both.py").write_text(
+        "import pytest\n\n\n@pytest.mark.slow\n@pytest.mark.parametrize('case', range(100))\ndef test_slow(case): ...\n"
+        "\n\n@pytest.mark.parametrize('case', range(100))\ndef test_quick(case): ...\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--collect-only",
+        "--rootdir",
+        str(tmp_path),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    shown = {
+        draw: subprocess.run(
+            [*command, *draw, str(tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
+        ).stdout.splitlines()
+        for draw in ((), ("--draw", "one"), ("--draw", "two"))
+    }
+    every, one, two = ({line for line in lines if "::" in line} for lines in shown.values())
+    assert len(every) == 200
+    for drawn in (one, two):
+        assert sum("test_quick" in name for name in drawn) == 100
+        assert 1 <= sum("test_slow" in name for name in drawn) <= 25
+    assert one != two
 
 
 def test_scripts_run_no_test_of_a_folder_twice(run_tests):

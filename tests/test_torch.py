@@ -37,6 +37,7 @@ def problem_of(module, X, y):
     return anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["prepare", "clip"])
 def test_steps_are_those_of_torchs_loop(by):
     module, X, y = network()
@@ -93,6 +94,7 @@ def test_learning_rates_are_as_before_after_a_step_that_fails(monkeypatch):
     assert [group["lr"] for group in adamw.param_groups] == rates
 
 
+@pytest.mark.slow
 def test_it_goes_on_in_its_folder(tmp_path):
     def some(steps):
         module, X, y = network()

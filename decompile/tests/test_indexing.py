@@ -15,7 +15,6 @@ N = RANDOM.integers(-9, 9, (3, 4)).astype(np.int32)
 PLACES = np.array([0, 2, -1, 1, 7, -9])  # some of them nowhere
 
 
-@pytest.mark.sample(6)
 @pytest.mark.parametrize("x", [X, N, N.astype(np.uint8), X > 0, X.astype(np.complex64)], ids=lambda x: str(x.dtype))
 @pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
 def test_gathering(mode, x):
@@ -42,7 +41,6 @@ def test_whole_rows_are_taken_in_few_words():
     assert "window_indices" not in texts["numpy"]
 
 
-@pytest.mark.sample(8)
 @pytest.mark.parametrize("operation", ["set", "add", "subtract", "multiply", "min", "max", "apply"])
 @pytest.mark.parametrize("mode", ["drop", "clip", "promise_in_bounds"])
 def test_scattering(operation, mode):

@@ -149,7 +149,6 @@ averaging_raises = raising((Rounds, "_step"))
 sequential_raises = raising((SequentialRounds, "_end"))
 
 
-@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
@@ -278,7 +277,6 @@ def measured(name: str, table: Callable[[Lab], Table], broken: Callable[[Patch],
         return table(SmallLab(name, 1, True))
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "claim", "table", "broken"),
     [

@@ -326,6 +326,7 @@ def trained(out: str) -> Result:
     return command("train", "--strategy", "uncoded:wait=quorum:least=3", *SIMULATED, "--steps", "3", "--out", out)
 
 
+@pytest.mark.slow
 def test_a_run_records_the_distributions_that_it_uses(install: Install, tmp_path: Path) -> None:
     install("anyk-quorum", {"quorum_rules.py": RULE}, quorum="quorum_rules")
     install("anyk-other", {"other_rules.py": RULE.replace('"quorum"', '"other"')}, rules="other_rules")
@@ -366,6 +367,7 @@ CHANGES: dict[str, tuple[Callable[[Install, Path], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_a_run_is_not_continued_with_another_plug_in(change: str, install: Install) -> None:
     site = install("anyk-quorum", {"quorum_rules.py": RULE}, quorum="quorum_rules")
@@ -397,6 +399,7 @@ def test_a_changed_file_in_a_package_is_noticed(install: Install) -> None:
     assert result.exit_code == 2 and "has changed since the run 'run' began" in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_a_plug_in_file_is_not_replaced_by_a_distribution(install: Install, tmp_path: Path) -> None:
     """The same name, but other code, which was not there when the run began."""
     (tmp_path / "rules.py").write_text(RULE)
@@ -448,6 +451,7 @@ text = "hello"
 """
 
 
+@pytest.mark.slow
 def test_a_command_of_a_distribution_runs(install: Install) -> None:
     install("anyk-hello", {"hello_command.py": HELLO}, group="anyk.commands", hello="hello_command:hello")
     assert command("hello", "world").output == "hello world\n"

@@ -125,6 +125,7 @@ def test_a_plan_of_a_stranger_runs_nothing(place):
     assert not (place / "sentinel").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
@@ -163,6 +164,7 @@ def test_trust_has_its_bounds(place):
             assert not (place / "sentinel").exists()
 
 
+@pytest.mark.slow
 def test_a_trusted_function_is_run_if_it_is_unchanged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "mine.py"
@@ -289,6 +291,7 @@ def forgetful(monkeypatch):
     sys.path[:] = path
 
 
+@pytest.mark.slow
 def test_a_files_own_imports_are_recorded_and_must_not_change(tmp_path, monkeypatch, forgetful):
     monkeypatch.chdir(tmp_path)
     for name, content in {
@@ -363,6 +366,7 @@ def test_a_plug_in_is_recorded_and_must_be_what_it_was(tmp_path, monkeypatch, fo
         (tmp_path / changed).write_text(was)
 
 
+@pytest.mark.slow
 def test_a_plug_in_that_is_not_given_again_is_named(tmp_path, monkeypatch, forgetful):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plug.py").write_text(PLUGIN)

@@ -65,6 +65,7 @@ def told(result):
     return result.output if result.exit_code else ""
 
 
+@pytest.mark.slow
 def test_a_pipe_in_a_run_folder_keeps_nobody_waiting(folder):
     Path("rows.csv").write_text("a,b,c,d\n1,2,3,4\n")
     names = {file.name for file in folder.iterdir() if file.is_file()} | {"log.sqlite-wal"}
@@ -88,6 +89,7 @@ def test_a_pipe_in_a_run_folder_keeps_nobody_waiting(folder):
             anyk.Run.open(folder).model  # noqa: B018
 
 
+@pytest.mark.slow
 def test_an_unreadable_folder_keeps_no_list_waiting(folder, tmp_path):
     shutil.copytree(folder, "other")
     os.mkfifo(folder / "log.sqlite-wal")

@@ -296,6 +296,7 @@ def test_values_of_the_wrong_type_are_named(text: str, annotation: Any, sentence
     assert str(caught.value) == sentence
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     whole=st.integers(),

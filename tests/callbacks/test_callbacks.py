@@ -294,6 +294,7 @@ def test_tensorboard_has_a_folder_for_each_run_of_a_race(tmp_path):
     assert len(events(tmp_path / "tb")[0]["train/workers"]) == 1
 
 
+@pytest.mark.slow
 def test_a_mirror_is_whole_at_any_time_and_outlives_the_run(tmp_path):
     mirror = anyk.callbacks.Mirror(tmp_path / "far" / "copy", every=0.01)
     seen = []

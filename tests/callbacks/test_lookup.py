@@ -48,6 +48,7 @@ def forget():
     sys.modules.pop("anyk_file_mine", None)
 
 
+@pytest.mark.slow
 def test_callbacks_are_made_again_if_the_folder_is_trusted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
@@ -75,6 +76,7 @@ def test_callbacks_are_made_again_if_the_folder_is_trusted(tmp_path, monkeypatch
     assert run(resume, "10").exit_code == 0  # which neither is code nor writes anywhere
 
 
+@pytest.mark.slow
 def test_a_place_that_a_folder_names_is_not_written_to(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     race = "race --strategy uncoded --data synthetic:rows=60,features=3 --cluster simulated --workers 3 --quiet --steps 2 --page none"

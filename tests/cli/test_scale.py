@@ -14,6 +14,7 @@ def scale(*words):
     return CliRunner().invoke(main, ["scale", *words])
 
 
+@pytest.mark.slow
 def test_table_picture_and_json_of_several_numbers_of_nodes(tmp_path):
     picture, file = tmp_path / "scale.svg", tmp_path / "scale.json"
     result = scale("frc:load=2", *SETTINGS, "--nodes", "4..8", "--picture", str(picture), "--json", str(file))

@@ -21,13 +21,11 @@ HERE = (6, 8, 6, 30)  # fewer of the largest fleet
 CASES = [(spec, HERE[i % len(HERE)], FAULTS[i % len(FAULTS)]) for i, spec in enumerate(STRATEGIES)]
 
 
-@pytest.mark.sample(20)
 @pytest.mark.parametrize(("spec", "n", "fault"), CASES)
 def test_a_strategy_survives(spec: str, n: int, fault: str) -> None:
     survive(spec, n, fault, steps=25)
 
 
-@pytest.mark.sample(12)
 @pytest.mark.parametrize("spec", STRATEGIES[::2])  # neighbours are of a kind
 def test_a_run_that_its_seconds_end_replays(spec: str) -> None:
     spec, n = fitting(spec, 6)

@@ -7,6 +7,7 @@ import pytest
 import anyk
 
 
+@pytest.mark.slow
 def test_processes_are_held_up_as_the_simulator_says() -> None:
     setting = {"workers": 3, "communication": "link:latency=0.02,links=serial"}
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")

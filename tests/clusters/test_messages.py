@@ -54,6 +54,7 @@ def test_each_sample_counts_alike_in_an_epoch(batch: int) -> None:
         np.testing.assert_allclose(total / steps, messages.partial_gradient(j, w), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [2, 3, 4])
 def test_with_batch_norm_no_part_of_an_epoch_has_one_row(batch: int) -> None:
     """Partitions have 4 or 5 rows, which would be cut into parts of 1 and 2; still each row is used once an epoch."""
@@ -146,7 +147,6 @@ def test_a_complex_gradient_is_never_taken_for_a_real_one(spec: str, problem: Le
     run.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["async", "sync", "pasgd:tau=2"])
 @pytest.mark.parametrize(("kind", "name"), [("c16", "complex128"), ("i8", "int64"), ("O", "object")])
 def test_a_run_whose_gradients_are_all_of_a_wrong_type_ends(

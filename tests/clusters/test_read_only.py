@@ -69,6 +69,7 @@ class Problem:
         return 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["simulated", "processes"])
 @pytest.mark.parametrize("how", ["rows", "targets"])
 def test_a_gradient_that_changes_its_data_is_named(cluster: str, how: str) -> None:

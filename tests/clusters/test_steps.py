@@ -163,6 +163,7 @@ def elementwise() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "dtype"), elementwise())
 def test_steps_in_parts_have_the_bits_of_the_whole(make: Any, dtype: Any) -> None:
     whole, at_once = fitted(make()), fitted(make())

@@ -130,6 +130,7 @@ def random_sums(replies: int, rounds: int) -> np.ndarray:
     return np.array(chosen).reshape(rounds, 10, 3).sum(axis=2)
 
 
+@pytest.mark.slow
 def test_the_published_q() -> None:
     """p is the chance that a given group did not answer, 1 - q that two given groups did; of 15 and 11 replies."""
     for r, p, q in ((15, 0.112069, 0.215709), (11, 0.2386699507, 0.4316458254)):
@@ -143,6 +144,7 @@ def test_the_published_q() -> None:
         assert within(pairs, 1 - q)
 
 
+@pytest.mark.slow
 def test_all_groups_by_eleven_random_replies() -> None:
     """By inclusion and exclusion it is 0.0108094304; on average 7.6 of the ten groups have answered."""
     covered = sum((-1) ** j * comb(10, j) * lost_chance(30, 3 * j, 11) for j in range(11))
@@ -152,7 +154,6 @@ def test_all_groups_by_eleven_random_replies() -> None:
     assert np.mean(answered == 10) == pytest.approx(0.0108094304, abs=4 * (0.0108 / 4000) ** 0.5)
 
 
-@pytest.mark.slow
 def test_nothing_is_promised_for_codes_that_are_not_exact_at_all() -> None:
     code = BernoulliCode(6, expected_load=2, seed=0)
     assert code.decode(range(6)).residual > 0.1 and code.worst_error(0) is None

@@ -43,6 +43,7 @@ def test_golden_errors_of_one_step_decoding() -> None:
     assert frc.drawn_error(70) == pytest.approx(3.896, abs=5e-4)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(st.integers(2, 60), st.data())
 def test_sbc_has_bernoulli_and_repetition_as_special_cases(n: int, data: st.DataObject) -> None:
@@ -74,6 +75,7 @@ def test_the_mean_error_over_draws_is_the_formula(spec: str) -> None:
     assert close(errors, formula), (np.mean(errors), formula)
 
 
+@pytest.mark.slow
 def test_the_mean_load_over_draws_is_the_expected_one() -> None:
     for spec in ("bgc:load=6", "sbc:block=6,inside=0.5,outside=0.05"):
         codes = [anyk.code(f"{spec},seed={seed}", workers=60) for seed in range(100)]
@@ -83,6 +85,7 @@ def test_the_mean_load_over_draws_is_the_expected_one() -> None:
         assert abs(np.mean(loads) - expected) < 4 * np.std(loads) / 10 + patched / 60 + 0.03
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.integers(1, 50), st.integers(0, 10**6), st.data())
 def test_every_partition_is_held_and_entries_are_zero_and_one(n: int, seed: int, data: st.DataObject) -> None:
@@ -98,6 +101,7 @@ def test_every_partition_is_held_and_entries_are_zero_and_one(n: int, seed: int,
         assert (code.partitions, code.approximate, code.tolerates) == (n, True, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "d"), [(100, 3), (100, 4), (60, 2), (40, 10), (20, 20)])
 def test_nobody_holds_more_than_twice_the_expected_load(n: int, d: int) -> None:
     above = 0
@@ -161,7 +165,6 @@ def test_random_codes_that_do_not_exist(spec: str, sentence: str) -> None:
     assert sentence in str(caught.value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_a_regularised_code_never_holds_more_than_twice_the_load(seed: int) -> None:
     for n, load in ((3, 1), (50, 1), (20, 2)):
@@ -169,7 +172,6 @@ def test_a_regularised_code_never_holds_more_than_twice_the_load(seed: int) -> N
         assert code.load <= 2 * load and {j for partitions in code.assignment for j in partitions} == set(range(n))
 
 
-@pytest.mark.slow
 def test_the_load_of_uneven_communities() -> None:
     code = StochasticBlockCode(10, block=6, inside=1.0, outside=0.0)
     assert code.encoding.nnz / 10 == pytest.approx(code.expected_load)
@@ -177,7 +179,6 @@ def test_the_load_of_uneven_communities() -> None:
     assert code.drawn_error(10) == pytest.approx(np.mean(errors))
 
 
-@pytest.mark.slow
 def test_a_community_that_holds_more_than_the_load_is_refused() -> None:
     with pytest.raises(BadInput, match="sbc:load=2,block=3 does not exist: with inside=0.8 a worker holds 2.4"):
         codes.code("sbc:load=2,block=3", workers=6)

@@ -51,6 +51,7 @@ def test_every_class_holds_every_partition_once_in_even_blocks(n: int, data: st.
     assert code.load == -(-n // (n // (s + 1)))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=80)
 @given(st.integers(1, 60), st.data())
 def test_the_sum_of_whole_numbers_is_the_sum_to_the_last_bit(n: int, data: st.DataObject) -> None:

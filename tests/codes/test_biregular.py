@@ -20,6 +20,7 @@ from code_oracles import dense
 pytestmark = pytest.mark.in_process
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 1000), st.data())
 def test_row_and_column_sums_are_constant(n: int, m: int, seed: int, data: st.DataObject) -> None:
@@ -67,6 +68,7 @@ def test_expanders_that_do_not_exist(n: int, load: int) -> None:
         ExpanderCode(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -95,7 +97,6 @@ def test_nobody_breaks_the_bound_of_regular_codes(code: Code) -> None:
             assert code.partitions * max(residuals) ** 2 <= bound + 1e-9
 
 
-@pytest.mark.slow
 def test_an_even_ring_is_no_expander() -> None:
     with pytest.raises(BadInput, match="expander:load=2 does not exist for 6 workers"):
         ExpanderCode(6, load=2)

@@ -129,7 +129,6 @@ def test_draco_codes_that_do_not_exist(spec: str, sentence: str) -> None:
     assert sentence in str(caught.value)
 
 
-@pytest.mark.slow
 def test_cyclic_draco_is_refused_where_it_would_accuse_the_wrong() -> None:
     with pytest.raises(
         BadInput, match="up to 5 Byzantine workers among at most 40 .*got 50 with 8; use kind=repetition"
@@ -138,7 +137,6 @@ def test_cyclic_draco_is_refused_where_it_would_accuse_the_wrong() -> None:
     assert DracoCode(50, byzantine=8).load == 25
 
 
-@pytest.mark.slow
 def test_the_floor_knows_who_lies() -> None:
     import anyk
 

@@ -63,6 +63,7 @@ def test_little_moves_and_loads_stay_even(stragglers: int, smallest: int, bound:
     assert np.mean(loads) <= 1.2
 
 
+@pytest.mark.slow
 @given(
     stragglers=st.integers(0, 3),
     partitions=st.integers(MOST, 70),

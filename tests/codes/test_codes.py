@@ -95,7 +95,6 @@ def test_a_product_with_an_approximate_factor_is_approximate():
 
 
 @pytest.mark.in_process
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [
@@ -125,7 +124,6 @@ def fleet(spec: str) -> int:
     return 7 if spec.startswith("bibd") else 6
 
 
-@pytest.mark.sample(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_code_trains_on_both_clusters_to_the_same_bits(spec: str) -> None:

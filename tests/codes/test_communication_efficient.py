@@ -94,7 +94,6 @@ def test_blocks_out_of_range(blocks: int, sentence: str) -> None:
             CommunicationEfficient(6).decode(range(6), decoder=decoder)
 
 
-@pytest.mark.slow
 def test_codes_with_short_replies_conform() -> None:
     from anyk.testing import check_code
 

@@ -55,6 +55,7 @@ def added(code: Code, order: Any) -> Any:
 # ------------------------------------------------------------------------------------------- any matrix
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(matrices(), st.data())
 def test_least_squares_agrees_with_rational_arithmetic(
@@ -76,6 +77,7 @@ def test_least_squares_agrees_with_rational_arithmetic(
         assert decoding.exact == said
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(matrices(), st.data())
 def test_renumbered_workers_have_renumbered_weights(matrix: tuple[tuple[int, ...], ...], data: st.DataObject) -> None:
@@ -89,6 +91,7 @@ def test_renumbered_workers_have_renumbered_weights(matrix: tuple[tuple[int, ...
     assert other.gain == pytest.approx(one.gain, abs=1e-9)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(matrices(), st.data())
 def test_the_size_of_a_row_decides_nothing(matrix: tuple[tuple[int, ...], ...], data: st.DataObject) -> None:
@@ -127,6 +130,7 @@ def test_dense_codes_decode_as_many_replies_as_partitions(n: int) -> None:
 # ------------------------------------------------------------------------------------------- built-in codes
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(SPECS), st.data())
 def test_the_set_of_replies_decides_not_the_order(spec: str, data: st.DataObject) -> None:
@@ -141,6 +145,7 @@ def test_the_set_of_replies_decides_not_the_order(spec: str, data: st.DataObject
     assert code.decode(order)[1:] == pytest.approx(first[1:], rel=1e-12, abs=1e-15)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(SPECS), st.data())
 def test_residual_and_gain_mean_what_they_say(spec: str, data: st.DataObject) -> None:
@@ -321,6 +326,7 @@ def test_algorithmic_decoding_descends_to_least_squares(spec: str, n: int) -> No
         assert code.decode(replied, decoder="algorithmic").residual == errors[5]
 
 
+@pytest.mark.slow
 def test_algorithmic_decoding_finds_the_weights_of_least_norm() -> None:
     code = made("biregular:load=4", 12)
     replied = [0, 1, 2, 5, 7, 8, 11]
@@ -457,6 +463,7 @@ def test_weights_and_residuals_are_those_of_a_solve(kind: str) -> None:
             assert residual == pytest.approx(np.linalg.norm(best - 1.0) / m**0.5, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_facts_of_large_codes_need_no_iterative_solve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 300 workers that was a minute."""
 
@@ -468,6 +475,7 @@ def test_facts_of_large_codes_need_no_iterative_solve(monkeypatch: pytest.Monkey
     assert round(code_facts.expected, 5) == 0.04721 and code_facts.worst > 0.16  # as iterative solves found
 
 
+@pytest.mark.slow
 def test_the_table_of_codes_tells_how_far_it_is() -> None:
     done = CliRunner().invoke(main, ["list", "codes", "--workers", "4", "--json", "-"])
     assert done.exit_code == 0

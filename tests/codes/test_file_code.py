@@ -65,6 +65,7 @@ def test_what_is_tolerated_is_what_rational_arithmetic_says(rows: list[list[int]
     assert proven_stragglers(scipy.sparse.csr_array(np.array(rows, dtype=float))) == exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "workers", "tolerates"), [
     ("frc:load=10", 1000, 9), ("frc:stragglers=2", 11, 2), ("cyclic:stragglers=3", 14, 3), ("binary:stragglers=2", 13, 2),
     ("bgc:load=3", 20, 0), ("uncoded", 60, 0),
@@ -130,6 +131,7 @@ def test_files_that_are_no_code_are_refused_by_name(tmp_path: Path) -> None:
         anyk.code("matrix", workers=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["%.6f", "%.5g", "float32"])
 @pytest.mark.parametrize(("n", "s"), [(30, 3), (60, 6)])
 def test_a_rounded_matrix_is_refused_with_the_remedy(how: str, n: int, s: int, tmp_path: Path) -> None:
@@ -155,6 +157,7 @@ def test_short_numbers_that_lose_nothing_are_accepted(spec: str, tmp_path: Path)
     assert anyk.code(f"matrix:file={tmp_path / 'b.npy'}", workers=12).workers == 12
 
 
+@pytest.mark.slow
 def test_a_file_trains_as_the_code_it_was_written_from(tmp_path: Path) -> None:
     cyclic_code = anyk.code("cyclic:stragglers=2", workers=7)
     scipy.sparse.save_npz(tmp_path / "b.npz", cyclic_code.encoding)

@@ -34,6 +34,7 @@ def drawn_error(code: HeterogeneousCode, B: np.ndarray, random: np.random.Genera
     return float(((code.decode(came).weights @ B - 1.0) ** 2).sum())
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(fleets())
 def test_right_on_average_with_the_error_it_says(code: HeterogeneousCode) -> None:
@@ -44,6 +45,7 @@ def test_right_on_average_with_the_error_it_says(code: HeterogeneousCode) -> Non
     assert code.unbiased and code.approximate
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(fleets())
 def test_placement_keeps_budgets_and_spares_the_dead(code: HeterogeneousCode) -> None:
@@ -245,12 +247,10 @@ def test_the_spec_builds_the_same() -> None:
         assert rebuilt == code and rebuilt.rows == code.rows
 
 
-@pytest.mark.slow
 def test_workers_that_never_straggle_give_the_exact_sum() -> None:
     assert HeterogeneousCode(6, probability=0.0).decode(range(6)).exact
 
 
-@pytest.mark.slow
 def test_what_was_learned_is_part_of_what_a_code_is() -> None:
     code = HeterogeneousCode(3, load=2)
     assert code.relearned((5, 0, 0), 10) != code

@@ -37,6 +37,7 @@ def test_the_published_shares() -> None:
     assert private_share(12, 3, Fraction(1)) == Fraction(1, 12)  # no slower than the rest: uncoded
 
 
+@pytest.mark.slow
 def test_shares_of_whole_partitions_are_the_balanced_ones() -> None:
     """alpha n1 = n1 + n2 holds without rounding, for every code there is up to 12 workers."""
     for n in range(1, 13):
@@ -73,6 +74,7 @@ def test_private_parts_are_disjoint_beside_the_inner_code(code: PartialStraggler
     assert code.code.tolerates >= code.stragglers and code.tolerates == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [c for c in CODES if c.workers < 5], ids=lambda code: f"{code.workers}-{code.spec}")
 def test_all_sets_of_messages(code: PartialStragglers) -> None:
     """Decodable exactly when all first messages are in and the inner code can do without the missing second ones."""

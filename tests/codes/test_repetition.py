@@ -182,6 +182,7 @@ def test_the_published_chances() -> None:
     assert 10 * code.expected_coefficients(11)[0] == pytest.approx(7.6133004926, rel=1e-9)  # groups covered
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(st.integers(1, 50), st.data())
 def test_expected_coefficients_in_rational_arithmetic(n: int, data: st.DataObject) -> None:
@@ -241,6 +242,7 @@ def test_the_golden_number_of_replies_needed() -> None:
         assert BatchedCoupons(40, batches=b).expected_replies == pytest.approx(float(b * harmonic(b)))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.integers(1, 60), st.integers(0, 10**6), st.data())
 def test_picks_partition_the_workers_and_every_batch_is_covered(n: int, seed: int, data: st.DataObject) -> None:
@@ -254,6 +256,7 @@ def test_picks_partition_the_workers_and_every_batch_is_covered(n: int, seed: in
     assert decoding.residual == 0.0 and set(decoding.weights.tolist()) <= {0.0, 1.0}
 
 
+@pytest.mark.slow
 def test_the_mean_number_of_replies_needed_of_many_workers() -> None:
     """Picks are independent, so a fresh code for each round makes the order of arrival that of coupons."""
     for b in (4, 10):

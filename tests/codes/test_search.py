@@ -75,6 +75,7 @@ def test_no_swap_makes_the_set_worse() -> None:
     assert max(error_without(code, swap) for swap in swaps) <= error_without(code, lost) + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "n", "f"), [("frc:load=5", 60, 15), ("bcc", 31, 8), ("frc:load=4,partitions=20", 20, 8)]
 )
@@ -97,6 +98,7 @@ def test_another_decoder_against_all_its_sets() -> None:
     assert 0.97 * worst < worst_error <= worst + 1e-9
 
 
+@pytest.mark.slow
 def test_a_curve_says_where_it_is_exact() -> None:
     biregular, design = compare_codes(["biregular:load=6", "bibd"], workers=31, most=6, sets=4)
     assert biregular.exact.tolist() == [True] * 6 + [False]  # 31 choose 6 are 736,281 sets

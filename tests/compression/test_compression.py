@@ -35,6 +35,7 @@ def through(spec: str, x: Any, key: Any = (0, "0:0 (0,)")) -> Any:
     return scheme.unpack(payload, x.size, x.dtype, key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @settings(max_examples=60, deadline=None)
@@ -201,6 +202,7 @@ def test_what_is_left_out_goes_only_to_the_same_coordinates() -> None:
     assert packed((2, 3), base) == [0.0, 0.0, 4.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["simulated", "processes"])
 def test_compressed_messages_about_sparse_data_follow_a_fleet(cluster: str) -> None:
     X = scipy.sparse.random(120, 200, density=0.01, random_state=1, format="csr")

@@ -21,6 +21,7 @@ LAWS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", LAWS)
 def test_facts_are_those_of_the_draws(spec: str) -> None:
     law = parse(spec)

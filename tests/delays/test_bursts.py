@@ -46,6 +46,7 @@ def test_slow_rounds_are_the_chain_stepped_from_its_start(share: float, length: 
         assert model.is_slow(4, worker, 0, 3000).tolist() == stepped(model, 4, worker, 3000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "length"), CHAINS)
 def test_bursts_have_the_stated_share_and_geometric_lengths(share: float, length: float) -> None:
     """Within five standard errors, over 200 workers of 2000 rounds; their shares are independent."""
@@ -65,6 +66,7 @@ def test_bursts_have_the_stated_share_and_geometric_lengths(share: float, length
         assert burst_lengths.mean() == pytest.approx(length, rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_first_round_has_the_share_of_all_rounds() -> None:
     first = [bursts(0.3, 50.0).is_slow(2, worker, 0, 1)[0] for worker in range(800)]
     assert abs(np.mean(first) - 0.3) <= 5 * (0.3 * 0.7 / 800) ** 0.5
@@ -114,6 +116,7 @@ def test_items_of_a_version_are_slow_together() -> None:
         assert {model.item_draw(0, 1, version, repeat) for repeat in range(3)} == {9.0 if slow[version] else 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
@@ -186,6 +189,7 @@ def test_a_mixture_of_bursts_is_refused() -> None:
         parse("mixture:laws=(bursts:normal=none,slow=(exp:mean=1))/(exp:mean=1),weights=1/1")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_meets_the_same_bursts(tmp_path) -> None:
     problem = anyk.problems.from_data("synthetic:rows=60,features=3")
     settings = {"workers": 4, "delays": SPEC, "seed": 5}
@@ -196,6 +200,7 @@ def test_a_resumed_run_meets_the_same_bursts(tmp_path) -> None:
     assert resumed.seconds == uninterrupted.seconds and (resumed.model == uninterrupted.model).all()
 
 
+@pytest.mark.slow
 def test_a_plan_takes_bursts() -> None:
     plan = anyk.fleet.plan(parse(SPEC), workers=6)
     assert plan is not None

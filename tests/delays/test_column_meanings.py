@@ -34,6 +34,7 @@ def written(folder: Path, text: str, name: str = "t.csv") -> Path:
     return folder / name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_name", ["global_step", "batch_idx", "t"])
 @pytest.mark.parametrize("worker_name", ["client_id", "hostname", "podName", "gpu"])
 @pytest.mark.parametrize("seconds_name", ["training_time", "elapsed_time", "time_s"])
@@ -151,6 +152,7 @@ def test_gaps_are_absences(form: str, tmp_path: Path) -> None:
     assert f"{gaps.sum()} times missing" in record.summary
 
 
+@pytest.mark.slow
 def test_the_user_names_columns_and_unit(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path, long("a,b,when,c", lambda t, i: (t, f"x{i}", CLOCK[t], TIMES[t, i] * 1e9)))

@@ -138,6 +138,7 @@ def sorted_rounds(model: DelayModel, workers: int = 8) -> np.ndarray:
     return np.sort([model.draws(2, worker, 0, ROUNDS) for worker in range(workers)], axis=0)
 
 
+@pytest.mark.slow
 def test_order_statistics_of_drawn_rounds() -> None:
     """Golden values 1, 2, 8, 10 and 12, from draws of eight workers: so the workers are independent, too."""
     assert 10 - 9 * sum(comb(8, i) * 0.9**i * 0.1 ** (8 - i) for i in range(6, 9)) == pytest.approx(
@@ -173,6 +174,7 @@ def test_the_uniform_law_that_a_trace_of_even_steps_has(tmp_path: Any) -> None:
 # ------------------------------------------------------------------------------------------- keys
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(MODELS), st.integers(0, 99), st.integers(0, 40), st.integers(0, 2000), st.integers(0, 300))
 def test_a_draw_depends_on_seed_worker_and_number_only(
@@ -211,6 +213,7 @@ def test_seconds_are_whole_nanoseconds() -> None:
         assert np.round(model.seconds(np.full(1, 1 / 3), 0), 9)[0] != model.seconds(np.full(1, 1 / 3), 0)[0]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 9), st.integers(0, 5), st.integers(0, 400), st.integers(0, 300))
 def test_item_draws_are_keyed_by_version_and_repeat(seed: int, worker: int, version: int, repeat: int) -> None:
@@ -230,6 +233,7 @@ def test_item_draws_follow_the_law() -> None:
 # ------------------------------------------------------------------------------------------- streams
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1100), st.booleans()), min_size=1, max_size=12))
 def test_a_stream_gives_the_draws_in_whatever_order_it_is_asked(asked: list[tuple[int, int, bool]]) -> None:

@@ -223,6 +223,7 @@ def test_the_unit_may_be_given_and_is_asked_after(tmp_path: Path) -> None:
     np.testing.assert_allclose(Trace(str(tmp_path / "t.npz"), unit="us").times, WIDE)
 
 
+@pytest.mark.slow
 def test_measured_traces_are_understood(data_folder: Path) -> None:
     files = sorted((data_folder / "lambda-traces").glob("*.npz"))
     assert files and all("256 workers" in Trace(str(file)).summary for file in files)

@@ -162,7 +162,7 @@ def test_a_training_that_fails_before_its_first_step_is_named(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_training_whose_first_step_takes_longer_than_it_may_is_named() -> None:
+def test_a_training_without_a_first_step_in_time_is_named() -> None:
     slow = ["--data", "digits", "--delays", "constant:60"]
     with pytest.raises(RunFailed, match="took no step: it ended after 1 s, before its first; give it more seconds"):
         chaos("uncoded", "processes", FaultPlan(stop="1/s", seconds=1), workers=2, options=slow)
@@ -219,7 +219,6 @@ def test_a_request_spoils_one_message_only(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ whole runs
 
 
-@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "workers", "exact"),

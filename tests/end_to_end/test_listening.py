@@ -142,6 +142,7 @@ def test_metrics_listen_on_the_loopback_address_or_where_asked() -> None:
     assert seen("metrics everywhere")[1] == {"0.0.0.0"}
 
 
+@pytest.mark.slow
 def test_watch_listens_on_the_loopback_address(tmp_path: Path) -> None:
     pytest.importorskip("bokeh")
     command = [sys.executable, "-m", "anyk", "watch", str(tmp_path), "--port", "0"]

@@ -500,7 +500,6 @@ def test_lines_differ_by_more_than_their_colours():
     assert all(one != other for one, other in zip(dashes, dashes[1:], strict=False))
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("delay", ["exp:mean=1", "exp:mean=1e-7", "exp:mean=1e7", "constant:1"])
 @pytest.mark.parametrize("of", ["metric", "loss"])
 def test_no_half_of_the_picture_is_empty(of, delay):

@@ -337,7 +337,6 @@ WRAPPED = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(16)
 @pytest.mark.parametrize(("words", "name"), TRIED, ids=[f"{words} {name}" for words, name in TRIED])
 def test_files_and_names_of_strangers(words: str, name: str, place: Path) -> None:
     files = make_files(place, place.parent / "sentinel")
@@ -484,7 +483,6 @@ TAKE_RUNS = [
 WHOLE = ("resume", "show", "train", "replay")  # the others are given a part of the folders, each another
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize(("words", "name"), TAKE_RUNS, ids=[f"{words} {name}" for words, name in TAKE_RUNS])
 def test_run_folders_of_strangers(words: str, name: str, place: Path) -> None:
     make_files(place, place.parent / "sentinel")
@@ -539,7 +537,6 @@ RACES: dict[str, Callable[[Path], None]] = {
 TAKE_RACES = [(words, name) for words, name in TAKE_RUNS if name in ("run", "runs", "folders", "from")]
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(("words", "name"), TAKE_RACES, ids=[f"{words} {name}" for words, name in TAKE_RACES])
 def test_race_folders_of_strangers(words: str, name: str, place: Path) -> None:
     shutil.copytree("race", "untouched")

@@ -27,7 +27,6 @@ CLOSED = [
 LAWS = ["exp:mean=1", "bimodal:fast=0.3,slow=1.5,probability=0.3", "hetero:means=0.3/1/2"]
 
 
-@pytest.mark.sample(20)
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("wait", CLOSED)
@@ -67,6 +66,7 @@ def test_what_has_no_closed_form_is_left_to_the_simulator(spec: str, law: Any) -
     assert expected.seconds is None and "simulate" in expected.why
 
 
+@pytest.mark.slow
 def test_the_command_says_which_it_is(tmp_path: Any) -> None:
     def shown(spec: str) -> str:
         words = ["strategies", "show", spec, "--workers", "8", "--json", str(tmp_path / "shown.json")]

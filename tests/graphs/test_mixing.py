@@ -143,6 +143,7 @@ def test_value_32_the_bound() -> None:
     assert cooperative_bound(**setting, zeta=0.8, auxiliary=1) == pytest.approx(0.0594444444, rel=1e-9)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_values_33_to_35() -> None:
     law = parse("exp:mean=1")
     for tau, golden in ((1, 2.7178571), (2, 2.1802929), (5, 1.7153523), (10, 1.4917748), (100, 1.1468716)):

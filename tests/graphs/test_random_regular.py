@@ -14,6 +14,7 @@ from anyk.graphs import adjacency, edges_of_regular
 pytestmark = pytest.mark.in_process
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.integers(3, 40), st.integers(0, 1000), st.data())
 def test_regular_graphs_are_simple_connected_and_regular(n: int, seed: int, data: st.DataObject) -> None:

@@ -70,6 +70,7 @@ def test_steps_are_the_published_ones(
         assert w == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.slow
 @every
 @settings(deadline=None, max_examples=25)
 @given(w=vectors, gradients=st.lists(vectors, min_size=1, max_size=6), dtype=st.sampled_from([np.float64, np.float32]))

@@ -49,6 +49,7 @@ MODULE_CHANGES: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "words"), MODULE_CHANGES)
 def test_training_refuses_a_module_changed_since_its_problem(change: Callable[[Any], Any], words: str) -> None:
     module = network()
@@ -81,6 +82,7 @@ def test_a_module_with_hooked_parameters_is_compared() -> None:
         train(problem)
 
 
+@pytest.mark.slow
 def test_other_parameters_than_the_problem_has_are_said() -> None:
     module = network()
     problem = problem_of(module)
@@ -190,6 +192,7 @@ class FrozenNorm(nn.Sequential):
         return self
 
 
+@pytest.mark.slow
 def test_modes_that_a_module_sets_by_itself_are_no_change() -> None:
     module = FrozenNorm(nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 1))
     problem = problem_of(module)

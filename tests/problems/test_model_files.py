@@ -40,6 +40,7 @@ def trained(problem, **options):
     return anyk.train(problem, "uncoded", anyk.clusters.Simulated(3), optimizer=optimizer, steps=6, **options)
 
 
+@pytest.mark.slow
 def test_a_run_folder_has_the_model_as_others_read_it(tmp_path):
     problem, _, X = made()
     run = trained(problem, out=tmp_path / "run")
@@ -57,6 +58,7 @@ def test_a_run_folder_has_the_model_as_others_read_it(tmp_path):
     assert not list((tmp_path / "run").glob("*.part"))
 
 
+@pytest.mark.slow
 def test_a_problem_begins_with_a_state_from_elsewhere(tmp_path):
     problem, _, _ = made()
     run = trained(problem, out=tmp_path / "run")

@@ -394,6 +394,7 @@ def test_another_initial_model_is_no_other_objective(tmp_path: Any) -> None:
     anyk.resume(tmp_path / "run", problem=Huber(start=3.0), steps=9).close()
 
 
+@pytest.mark.slow
 def test_a_module_with_another_loss_is_another_objective(tmp_path: Any) -> None:
     torch = pytest.importorskip("torch")
 

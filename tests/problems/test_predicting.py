@@ -123,6 +123,7 @@ def test_filled_and_standardised_as_scikit_learn_does(tmp_path: Path) -> None:
     assert filled @ weights[:, 0] + intercepts[0] == pytest.approx(run.predict(new))
 
 
+@pytest.mark.slow
 def test_text_that_is_missing_or_new(tmp_path: Path) -> None:
     table = frame(gaps=True)
     with trained(tmp_path, table, "file:fill=mean") as run:
@@ -275,6 +276,7 @@ def test_parquet(tmp_path: Path) -> None:
             assert written.probability_yes.to_numpy() == pytest.approx(run.predict(table, probabilities=True)[:, 1])
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file's cells as they stand and one more; one sentence and exit code 2 for what does not fit."""
     monkeypatch.chdir(tmp_path)
@@ -416,6 +418,7 @@ def test_columns_called_by_number_are_found_by_that_name(tmp_path: Path) -> None
         assert run.predict(table) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_names_that_are_no_text_are_names_as_well() -> None:
     X = np.random.default_rng(0).normal(size=(40, 2))
     y = X @ [3.0, -1.0]
@@ -445,14 +448,14 @@ def test_frames_of_several_types_of_numbers() -> None:
         anyk.problems.LeastSquares(pd.DataFrame({"a": X[:, 0], "b": ["x"] * 40}), X[:, 0])
 
 
-def test_labels_beyond_whole_numbers_of_64_bits_stay_what_they_are() -> None:
+def test_labels_beyond_64_bits_stay_what_they_are() -> None:
     X = np.random.default_rng(0).normal(size=(40, 2))
     labels = (X[:, 0] > 0) * 1e20
     run = anyk.train(anyk.problems.LogisticRegression(X, labels), "uncoded", "simulated", workers=4, steps=50)
     assert set(run.predict(X).tolist()) == {0.0, 1e20}
 
 
-def test_missing_values_of_pandas_and_sparse_rows_alone_are_refused() -> None:
+def test_pandas_gaps_and_single_sparse_rows_are_refused() -> None:
     X = np.random.default_rng(0).normal(size=(40, 2))
     frame = pd.DataFrame(X, columns=["a", "b"])
     run = anyk.train(anyk.problems.LeastSquares(frame, X[:, 0]), "uncoded", "simulated", workers=4, steps=5)

@@ -31,6 +31,7 @@ def test_values_are_rebuilt_in_the_form_in_which_they_were_given() -> None:
     assert built["teacher"]["half"].dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_carried_bytes_give_the_same_arrays(data: st.DataObject) -> None:
     kinds = st.sampled_from(["float64", "float32", "int64", "uint8", "bool", "int16"])

@@ -114,6 +114,7 @@ def test_rates_of_dropout_and_targets_in_place_are_noticed() -> None:
         loop(problem_of(nn.MSELoss(), (X, targets)), lambda i: targets[39].mul_(2.0) and None)
 
 
+@pytest.mark.slow
 def test_counters_caches_and_modes_are_no_change() -> None:
     loss, data = Loss(), Curriculum()
     module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1))
@@ -158,6 +159,7 @@ def test_a_callback_that_changes_the_loss_ends_the_run() -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_closure_of_a_jax_loss_that_changes_is_refused() -> None:
     jnp = pytest.importorskip("jax.numpy")
     beta = [0.0]
@@ -246,6 +248,7 @@ def test_parameters_buffers_and_validation_are_no_change() -> None:
     assert np.array_equal(problem.initial(), first)
 
 
+@pytest.mark.slow
 def test_a_module_with_batch_norm_is_compared_in_a_loop_too() -> None:
     class Hidden(Scaled):
         def __init__(self) -> None:
@@ -290,6 +293,7 @@ def test_new_labels_of_a_few_items_are_refused_by_name() -> None:
             loop(problem_of(nn.MSELoss(), data), lambda i, change=change, data=data: change(data))  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_tables_and_lengths_of_data_sets_that_change_are_refused() -> None:
     class Framed(Labelled):
         def __init__(self) -> None:
@@ -326,6 +330,7 @@ def test_weights_of_a_sampler_changed_in_a_loop_are_refused() -> None:
         loop(problem_of(nn.MSELoss(), loader), lambda i: setattr(sampler, "weights", torch.ones(40) + i))
 
 
+@pytest.mark.slow
 def test_variables_without_effect_stay_without_effect() -> None:
     loss = Loss()
     assert loop(problem_of(loss), lambda i: setattr(loss, "last", float(i)), steps=30) == 29
@@ -405,6 +410,7 @@ class Called(Recorded):
         return with_history(self, i)
 
 
+@pytest.mark.slow
 def test_unread_records_of_a_data_set_are_no_change() -> None:
     for wrap in (lambda data: data, lambda data: torch.utils.data.Subset(data, range(40))):
         data = Recorded()
@@ -415,6 +421,7 @@ def test_unread_records_of_a_data_set_are_no_change() -> None:
             loop(problem_of(nn.MSELoss(), wrap(data)), lambda i, data=data: data.weights[37:].mul_(2.0) is None)  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_records_that_items_may_read_are_refused_with_a_remedy() -> None:
     for data in (Indirect(), Called()):
         with pytest.raises(BadInput, match=r"attribute 'history' of the data set.*must be kept outside of the data"):
@@ -427,6 +434,7 @@ def test_records_that_items_may_read_are_refused_with_a_remedy() -> None:
         loop(problem, lambda i: data.record(37, 1.0 + i))
 
 
+@pytest.mark.slow
 def test_an_array_that_the_loss_does_not_read_may_change() -> None:
     def loss(module: Any, batch: Any) -> Any:
         return nn.functional.mse_loss(module(batch["x"]), batch["y"])

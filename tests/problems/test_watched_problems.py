@@ -110,6 +110,7 @@ def loop(problem: Any, change: Callable[[], None], cluster: Any = None) -> int:
     return number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [anyk.clusters.Simulated, anyk.clusters.Processes])
 def test_an_attribute_that_partitions_have_a_copy_of_is_watched(cluster: Any) -> None:
     problem = Huber()

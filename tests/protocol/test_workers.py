@@ -100,6 +100,7 @@ def test_a_run_folder_stores_workers_beside_the_strategy(tmp_path: Path) -> None
     assert "workers       2..4\n" in shown and "partitions    16\n" in shown
 
 
+@pytest.mark.slow
 def test_the_text_of_a_strategy_is_split_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, split, texts = "frc:stragglers=1, batch=2", specs._split, list[str]()
 
@@ -134,6 +135,7 @@ def test_a_loop_takes_a_range_and_goes_on_with_it(tmp_path: Path) -> None:
         loop(6, workers=(2, 6))
 
 
+@pytest.mark.slow
 def test_a_plan_on_the_command_line_is_for_a_range(tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.toml")
     words = ["plan", "exp:mean=1", "--workers", "3..6", "--slope", "0", "--resamples", "20", "--out", plan]

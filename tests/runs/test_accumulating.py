@@ -32,6 +32,7 @@ def flat(module):
     return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()]).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["uncoded:", "frc:load=2,", "cyclic:stragglers=1,"])
 def test_a_step_has_the_mean_gradient_of_its_rounds(spec):
     X, y = samples()
@@ -81,6 +82,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_loop_resumed_within_a_step_takes_the_same_steps(tmp_path):
     X, y = samples()
 
@@ -122,6 +124,7 @@ def test_a_loop_resumed_within_a_step_takes_the_same_steps(tmp_path):
     assert numbers == [1, 2, 3] and (resumed == uninterrupted).all()
 
 
+@pytest.mark.slow
 def test_torchs_optimiser_accumulates():
     X, y = samples()
     modules = network(), network()
@@ -144,6 +147,7 @@ def test_accumulating_without_mini_batches_is_refused():
             anyk.rounds(problem, "uncoded:batch=2", cluster(), steps=2, accumulate=wrong)
 
 
+@pytest.mark.slow
 def test_a_loop_that_steps_in_every_fourth_round_is_warned():
     X, y = samples()
     module = network()

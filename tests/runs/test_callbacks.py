@@ -57,6 +57,7 @@ def same(one, other):
                for key in plain[0])  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["agc:load=2,wait=4", "async", "k-async:k=2", "pasgd:tau=2", "frc:load=3"])
 def test_a_callback_is_told_what_history_and_receipts_say(strategy):
     recorder, other = Recorder(), Recorder()
@@ -99,6 +100,7 @@ def test_what_callbacks_are_told_cannot_be_changed():
     assert same(infos[0].receipt, run.receipt(1))  # asked for later, from the log
 
 
+@pytest.mark.slow
 def test_callbacks_do_not_change_a_run():
     runs = [anyk.train(linear(), "k-async:k=2", fleet(), steps=12, callbacks=some) for some in ([], [Recorder()])]
     assert np.array_equal(runs[0].model, runs[1].model) and runs[0].ledger == runs[1].ledger
@@ -124,6 +126,7 @@ def test_any_object_with_a_hook_is_a_callback():
             anyk.train(linear(), "uncoded", fleet(), steps=3, callbacks=wrong)
 
 
+@pytest.mark.slow
 def test_stop_run_ends_a_run_as_a_limit_does(tmp_path):
     class Stop(Callback):
         def on_step(self, info):
@@ -152,6 +155,7 @@ class Faulty(Callback):
             raise ZeroDivisionError("of the callback's own")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_step", "on_evaluation"])
 def test_a_callback_that_raises_leaves_a_folder_to_resume(tmp_path, hook):
     recorder = Recorder()
@@ -202,6 +206,7 @@ def test_an_interrupted_run_and_one_that_fails_tell_their_error():
         assert isinstance(recorder.of("end")[0].error, error) and recorder.of("end")[0].run is None
 
 
+@pytest.mark.slow
 def test_lost_workers_are_told_and_stops_are_in_receipts():
     recorder = Recorder()
     cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.02))
@@ -226,6 +231,7 @@ def test_lost_workers_are_told_and_stops_are_in_receipts():
         assert {cut.worker for cut in late.cut_off} <= {cut.worker for cut in early.cut_off} | set(early.spare)
 
 
+@pytest.mark.slow
 def test_callbacks_of_a_race_are_told_each_run(tmp_path):
     recorder = Recorder()
     titles = []
@@ -243,6 +249,7 @@ def test_callbacks_of_a_race_are_told_each_run(tmp_path):
     assert titles[2:] == [("uncoded", "uncoded", 0), ("uncoded", "uncoded", 3)]
 
 
+@pytest.mark.slow
 def test_states_of_callbacks_are_part_of_checkpoints(tmp_path):
     class Mean(Callback):
         def __init__(self):
@@ -326,6 +333,7 @@ def looped(steps, optimizer, stop=None, cluster=None, **rest):
     return loop.run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [None, 5])
 def test_a_loop_resumes_with_the_state_of_its_optimiser(tmp_path, stop):
     uninterrupted = looped(12, Momentum())
@@ -339,6 +347,7 @@ def test_a_loop_resumes_with_the_state_of_its_optimiser(tmp_path, stop):
     assert anyk.verify(tmp_path / "run").whole
 
 
+@pytest.mark.slow
 def test_a_failed_loop_is_resumed_before_its_last_step(tmp_path):
     optimizer = Momentum()
     with pytest.raises(ZeroDivisionError):
@@ -352,6 +361,7 @@ def test_a_failed_loop_is_resumed_before_its_last_step(tmp_path):
     assert np.array_equal(run.model, looped(12, Momentum()).model)
 
 
+@pytest.mark.slow
 def test_a_torch_loop_resumes_with_all_of_its_states(tmp_path):
     torch = pytest.importorskip("torch")
     X = torch.linspace(-1, 1, 24).reshape(12, 2)

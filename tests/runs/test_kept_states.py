@@ -64,6 +64,7 @@ def in_sequence(optimizer):
 SCHEDULES = {"StepLR": halving, "Plateau": Plateau, "SequentialLR": in_sequence}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_scheduler_that_is_not_kept_is_named(name, tmp_path):
     script = Script(SCHEDULES[name])
@@ -71,11 +72,13 @@ def test_a_scheduler_that_is_not_kept_is_named(name, tmp_path):
     assert name in said and "SGD" not in said and "keep" in said
 
 
+@pytest.mark.slow
 def test_a_wrapped_optimizers_scheduler_is_named(tmp_path):
     (said,) = Script(halving).wrapped(2, out=tmp_path / "run")
     assert "StepLR" in said and "SGD" not in said
 
 
+@pytest.mark.slow
 def test_an_optimizer_with_a_state_is_named(tmp_path):
     (said,) = Script(None).loop(2, out=tmp_path / "run")
     assert "SGD" in said
@@ -86,6 +89,7 @@ def test_an_optimizer_without_a_state_is_not_named(tmp_path):
     assert script.loop(2, out=tmp_path / "run") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_nothing_is_said_if_all_is_kept(name, tmp_path):
     script = Script(SCHEDULES[name])
@@ -96,6 +100,7 @@ def test_nothing_is_said_without_a_folder():
     assert Script(halving).loop(2) == []
 
 
+@pytest.mark.slow
 def test_a_resumed_loop_says_what_it_begins_anew(tmp_path):
     first, second = Script(halving), Script(halving)
     first.loop(2, out=tmp_path / "run", keep=[first.optimizer])
@@ -126,6 +131,7 @@ def test_objects_of_ones_own_may_keep_what_they_hold(holder):
     assert left_out([script.optimizer], [holder(script.optimizer, script.schedule)]) == []
 
 
+@pytest.mark.slow
 def test_a_kept_scheduler_does_not_keep_its_optimizer():
     script = Script(halving, make=torch.optim.Adam)
     script.loop(1)
@@ -133,6 +139,7 @@ def test_a_kept_scheduler_does_not_keep_its_optimizer():
     assert left_out([script.optimizer], [script.optimizer]) == ["StepLR"]
 
 
+@pytest.mark.slow
 def test_another_optimizers_scheduler_is_not_named(tmp_path):
     other = Script(halving)
     script = Script(None)
@@ -140,6 +147,7 @@ def test_another_optimizers_scheduler_is_not_named(tmp_path):
     assert other.schedule.optimizer is other.optimizer
 
 
+@pytest.mark.slow
 def test_objects_in_another_order_are_refused(tmp_path):
     first, second = Script(halving), Script(halving)
     first.loop(2, out=tmp_path / "run", keep=[first.optimizer, first.schedule])
@@ -147,6 +155,7 @@ def test_objects_in_another_order_are_refused(tmp_path):
         second.loop(4, out=tmp_path / "run", keep=[second.schedule, second.optimizer], go_on=True)
 
 
+@pytest.mark.slow
 def test_a_state_that_does_not_fit_is_refused(tmp_path):
     def in_groups(parameters):
         return torch.optim.SGD([{"params": [parameter]} for parameter in parameters], lr=0.5, momentum=0.9)

@@ -50,6 +50,7 @@ def test_statistics_are_those_of_renewed_buffers() -> None:
     assert rounds.run.loss == pytest.approx(mse_loss(module.eval()(X), Y).item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_renewed_frozen_parameters() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     module[0].requires_grad_(False)
@@ -62,7 +63,7 @@ def test_statistics_are_those_of_renewed_frozen_parameters() -> None:
     torch.testing.assert_close(module[1].running_mean, module[0](X).mean(0), rtol=1e-4, atol=1e-4)
 
 
-def test_an_optimiser_with_closures_minimises_the_loss_with_the_present_values() -> None:
+def test_a_closure_computes_the_loss_with_the_present_values() -> None:
     def loss(outputs: torch.Tensor, targets: torch.Tensor, beta: float) -> torch.Tensor:
         return mse_loss(outputs, targets) + beta * outputs.pow(2).mean()
 
@@ -90,6 +91,7 @@ def test_an_optimiser_with_closures_minimises_the_loss_with_the_present_values()
     assert loss(module(X), Y, 1.0).item() == pytest.approx(loss(plain(X), Y, 1.0).item(), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [None, torch.ones(3), "x"])
 def test_a_closure_returns_one_number(value: Any) -> None:
     module = nn.Linear(4, 1)
@@ -107,6 +109,7 @@ def test_workers_of_a_spec_are_checked(workers: Any) -> None:
         anyk.torch.Optimizer(torch.optim.SGD(module.parameters()), problem, "uncoded", "simulated", workers=workers)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_over_gives_the_module_its_buffers(tmp_path: Path) -> None:
     def script() -> tuple[Scaled, float]:
         torch.manual_seed(1)
@@ -131,7 +134,7 @@ def test_a_run_that_is_over_gives_the_module_its_buffers(tmp_path: Path) -> None
         assert problem.loss(problem.initial()) == pytest.approx(loss)
 
 
-def test_a_loop_begins_with_its_modules_buffers_after_load_state_dict() -> None:
+def test_a_loop_begins_with_buffers_of_load_state_dict() -> None:
     module = Scaled()
     problem = TorchProblem(module, nn.MSELoss(), (X, Y))
     state = copy.deepcopy(module.state_dict())
@@ -142,6 +145,7 @@ def test_a_loop_begins_with_its_modules_buffers_after_load_state_dict() -> None:
         np.testing.assert_allclose(step.gradient, np.concatenate([g.reshape(-1) for g in expected]), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 2])
 def test_parameters_that_are_replaced_in_any_step_are_refused(at: int) -> None:
     module = nn.Linear(4, 1)
@@ -168,6 +172,7 @@ class Stateful(anyk.Callback):
         self.restored = state
 
 
+@pytest.mark.slow
 def test_states_whose_keys_look_alike_stay_apart(tmp_path: Path) -> None:
     problem = anyk.problems.from_data("synthetic:rows=60,features=3")
     half = torch.full((2,), 1.5, dtype=torch.bfloat16)

@@ -40,6 +40,7 @@ def small(spec="frc:load=2,wait=4", *, steps=10, seed=1, delays=EXP, out=None, *
 # ----------------------------------------------------------------------------------------------- what a run says
 
 
+@pytest.mark.slow
 def test_exact_codes_follow_the_synchronous_trajectory():
     problem = anyk.problems.from_data("synthetic:rows=240,features=12,density=0.2")
     optimizer = anyk.optimizers.Accelerated(lr=0.5)
@@ -299,7 +300,6 @@ RESUMED = [(spec, SETTINGS[0]) for spec in SPECS]
 RESUMED += [(spec, setting) for i, setting in enumerate(SETTINGS[1:5]) for spec in SPECS[i % 2 :: 2]]
 
 
-@pytest.mark.sample(12)
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "setting"), RESUMED, ids=repr)
 def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, spec, setting):
@@ -377,6 +377,7 @@ anyk.train(problem, "agc:load=2,wait=3", cluster, steps=100000, out={str(tmp_pat
     resumed.close()
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     problem = anyk.problems.from_data("synthetic:rows=200,features=8")
     setting = {"workers": 6, "delays": "exp:mean=0.5", "seed": 3}
@@ -426,6 +427,7 @@ def test_a_run_goes_on_with_another_cluster(tmp_path):
     assert anyk.Run.open(tmp_path / "run").config.cluster == "processes"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_on_processes_resumes(tmp_path):
     class Enough(Exception):
         pass
@@ -552,6 +554,7 @@ def test_divergence_is_named():
         anyk.train(problem, "uncoded", Simulated(6), optimizer=anyk.optimizers.GD(lr=1e6), steps=200)
 
 
+@pytest.mark.slow
 def test_a_loss_far_above_the_first_is_a_failure(tmp_path):
     """Even though the model is finite; a loss that is large from the start is not."""
     digits = anyk.problems.from_data("digits")
@@ -621,6 +624,7 @@ def test_a_decode_that_would_amplify_float32_rounding_is_refused():
         anyk.train(Squares(4, dtype="float32"), strategy, Simulated(4), steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["uncoded", "async:lr_scale=0.1", "frc:load=2,wait=4"])
 def test_a_run_ended_by_its_seconds_loses_no_event(tmp_path, spec):
     """The event after the limit is still to come when the run is taken up again."""

@@ -49,6 +49,7 @@ def spec_with(name: str, settings: list[str]) -> str | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "key"),
     [

@@ -46,7 +46,6 @@ PACES = (
 EVERYWHERE = {"constant:2", "exp:mean=0.7", "hetero:means=0.5/1/3"}
 
 
-@pytest.mark.sample(12)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "law"),

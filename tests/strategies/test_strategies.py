@@ -24,7 +24,7 @@ def characters(spec: str, workers: int, steps: int) -> int:
     return len(json.dumps(driver.running.save()))
 
 
-@pytest.mark.sample(40)
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "workers"), [(s, n) for s, n in STRATEGIES if "adasync" not in s and "jobs" not in s])
 def test_what_is_over_is_forgotten(spec: str, workers: int) -> None:
     """adasync remembers more steps than this; with a number of jobs the run ends."""

@@ -109,7 +109,6 @@ def test_nodes_conform() -> None:
             other.wait()
 
 
-@pytest.mark.sample(1)
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     ("example", "cluster"), [("resnet.py", "ray"), ("gpt2.py", "mpi")]

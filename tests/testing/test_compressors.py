@@ -27,6 +27,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_anyks_compressors_pass(spec: str) -> None:
     check_compressor(spec)

@@ -16,6 +16,7 @@ from anyk.testing import check_wait_rule
 pytestmark = pytest.mark.in_process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     ["decodable", "all", "3", "0.5n", "5%", "40%", "0.5s", "3mad", "2&3mad", "3|0.5s", "3&0.5s", "(5%|3)&0.2s",

@@ -15,6 +15,7 @@ from world.world import ENDINGS, FAMILIES, LONGEST, OF_NODES, SYSTEM, Options, W
 pytestmark = pytest.mark.in_process
 
 
+@pytest.mark.slow
 def test_nothing_breaks_under_faults() -> None:
     """A sample of the seeds that ``scripts/soak world`` runs; every family of faults and every state occurs in it."""
     failure, happened = search(range(200))
@@ -39,6 +40,7 @@ def test_nothing_breaks_on_nodes() -> None:
     assert {name for name in OF_NODES if not happened[name]} == set()
 
 
+@pytest.mark.slow
 def test_nothing_breaks_in_folders() -> None:
     """Also when drivers die, again and again, or power is lost: the folder is whole, and its replay has the same bits."""
     failure, happened = search(range(50), in_folder)
@@ -102,7 +104,7 @@ def test_every_safeguard_is_in_the_code() -> None:
             edit.changed()  # fails where the code has changed
 
 
-@pytest.mark.sample(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("safeguard", IN_FOLDERS, ids=lambda safeguard: safeguard.name)
 def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) -> None:
     with safeguard.removed():
@@ -110,7 +112,6 @@ def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) 
     assert not isinstance(attempt(failure.seed, failure.options), Failure)
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("safeguard", ON_NODES, ids=lambda safeguard: safeguard.name)
 def test_the_removal_of_a_safeguard_of_nodes_is_noticed(safeguard: Safeguard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +121,6 @@ def test_the_removal_of_a_safeguard_of_nodes_is_noticed(safeguard: Safeguard, mo
     assert not isinstance(attempt(failure.seed, failure.options), Failure)
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
 def test_the_removal_of_a_safeguard_is_noticed(safeguard: Safeguard) -> None:

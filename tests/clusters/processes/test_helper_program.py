@@ -42,6 +42,7 @@ lines = st.fixed_dictionaries(
 ).map(lambda plain: json.dumps(plain).encode())  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(sent=st.lists(lines | st.binary(max_size=60) | st.sampled_from([b"", b"[" * 5000, b"9" * 5000]), max_size=3))
 def test_news_names_a_worker_and_a_process_or_is_refused(sent: list[bytes]) -> None:

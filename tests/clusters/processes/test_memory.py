@@ -38,6 +38,7 @@ def test_a_mail_box_grows_and_leaves_the_others_alone():
         segment.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_orders_that_were_changed_on_their_way_are_not_taken(data: st.DataObject) -> None:
@@ -95,7 +96,7 @@ def test_orders_that_are_being_written_are_not_taken():
 
 
 @pytest.mark.slow
-def test_the_state_of_a_buffer_is_never_another_while_it_is_written():
+def test_a_buffer_being_written_never_has_another_state():
     segment = Segment.create(8192, "replies")
     mark_buffer(segment.memory, 0, EMPTIED, task=7)
     with written_by_another(segment, "mark_buffer(segment.memory, 0, EMPTIED, task=7)"):

@@ -46,6 +46,7 @@ def record(worker: int, incarnation: int, kind: int, *, done: int = 0, bits: int
     return RECORD.pack(worker, incarnation, -1, kind, NO_TASK, 0, done, 0.0, 0.0, 0.0, 1.0, bits)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     data=st.lists(records, min_size=1, max_size=3).map(b"".join) | st.binary(min_size=1, max_size=300),

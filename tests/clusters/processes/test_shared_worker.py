@@ -62,7 +62,6 @@ def undisturbed(request: pytest.FixtureRequest) -> tuple[str, bytes]:
 
 
 # after a step; when one worker of three has answered; and when two have
-@pytest.mark.sample(4)
 @pytest.mark.parametrize("events", [9, 10, 14])
 def test_a_killed_run_continues_bit_for_bit(undisturbed: tuple[str, bytes], events: int, tmp_path: Path) -> None:
     spec, model = undisturbed

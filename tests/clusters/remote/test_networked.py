@@ -99,6 +99,7 @@ def test_orders_that_are_overtaken_between_two_looks_stop_nobody() -> None:
     assert orders is not None and orders.task == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -55,6 +55,7 @@ def test_workers_that_cannot_start_end_the_run_at_once(blame: int) -> None:
     assert max(cluster.starts) == 5
 
 
+@pytest.mark.slow
 def test_workers_that_end_for_other_reasons_start_again() -> None:
     cluster = Failing(1, lambda worker, start: f"machine {start} was taken away" if start < 8 else "lost")
     cluster.patience = 6
@@ -63,6 +64,7 @@ def test_workers_that_end_for_other_reasons_start_again() -> None:
     assert cluster.starts == [6]
 
 
+@pytest.mark.slow
 def test_the_suite_says_which_check_begins_and_fails_at_once() -> None:
     lines: list[str] = []
     with pytest.raises(anyk.RunFailed, match="did not start: no such program"):

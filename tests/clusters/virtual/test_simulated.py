@@ -19,6 +19,7 @@ def harmonic(n):
     return sum(1 / i for i in range(1, n + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -35,6 +36,7 @@ def test_seconds_per_step_are_the_closed_forms(spec, expected):
     assert got == pytest.approx(expected, rel=0.05 if steps < 1000 else 0.03)
 
 
+@pytest.mark.slow
 def test_erasurehead_numbers_of_the_shifted_exponential_model():
     """n = 30, c = 3, lambda = 1/3: exact EGC 0.3928968, uncoded 0.4328320 (the printed 0.3162 for EGC is wrong)."""
     uncoded = seconds_per_step("uncoded", 30, f"shifted-exp:shift={1 / 30},mean={3 / 30}")
@@ -126,7 +128,6 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", STRATEGIES)
 @settings(max_examples=25, deadline=None)

@@ -40,6 +40,7 @@ def wandering(rounds: int, then: int = 0) -> Any:
     return times
 
 
+@pytest.mark.slow
 def test_a_missed_promise_plans_again_and_loses_no_step() -> None:
     heard: list[str] = []
     training = anyk.train_auto(
@@ -63,6 +64,7 @@ def test_a_missed_promise_plans_again_and_loses_no_step() -> None:
     assert training.history["loss"][-1] == pytest.approx(alone.history["loss"][-1], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_all_workers_are_waited_for_where_that_may_be_faster() -> None:
     """Computing takes all of the time: two copies cost twice as much, until one worker becomes six times slower."""
     times = np.full((300, 8), 0.5) * np.exp(np.random.default_rng(0).normal(0.0, 0.02, (300, 8)))
@@ -79,7 +81,6 @@ def test_all_workers_are_waited_for_where_that_may_be_faster() -> None:
     assert training.seconds < 200.0  # uncoded takes 50 s, then 300 s
 
 
-@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["exponential", "constant", "slower", "ends"])
 @pytest.mark.parametrize("per", ["task", "load"])
@@ -113,6 +114,7 @@ def test_it_takes_little_longer_than_the_best_fixed_strategy(kind: str, per: str
     assert training.seconds <= 1.3 * best
 
 
+@pytest.mark.slow
 def test_a_fleet_that_changes_is_measured_until_all_were_there() -> None:
     absences = [[], [Outage(0.0, 3, 100.0)]]  # of the cluster that describes all, and of the first part
 

@@ -214,6 +214,7 @@ def jitter(seed: int, rounds: int, workers: int, scale: float = 0.05) -> Any:
     return np.exp(scale * np.random.default_rng(seed).standard_normal((rounds, workers)))
 
 
+@pytest.mark.slow
 def test_a_slower_worker_is_named_beside_a_much_slower_one() -> None:
     """Of 40 fleets at least 38, where the goal is 95 %."""
     both = 0

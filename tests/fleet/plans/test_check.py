@@ -44,6 +44,7 @@ def invoke(*args: Any) -> Any:
     return CliRunner().invoke(main, [str(arg) for arg in args])
 
 
+@pytest.mark.slow
 def test_a_plan_file_holds_what_is_run_and_promised(plan: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     plan.save(file)
@@ -100,6 +101,7 @@ def test_what_cannot_be_a_plan_file(plan: Any, tmp_path: Path) -> None:
         Promise.load(tmp_path / "none.toml")
 
 
+@pytest.mark.slow
 def test_a_run_with_a_plan_has_its_strategy_workers_and_steps(plan: Any, tmp_path: Path) -> None:
     run = anyk.train(problem(), plan.promise, "simulated", out=tmp_path / "run")
     assert (run.config.strategy, run.config.workers.most, run.steps) == (plan.best.spec, N, 60)
@@ -157,6 +159,7 @@ def parts_of(plan: Any, record: Any, *given_: Any, **more: Any) -> tuple[Any, di
     return verdict, {name: seconds / verdict.measured.steps for name, seconds in verdict.parts.items()}
 
 
+@pytest.mark.slow
 def test_a_promise_that_holds_has_no_cause(plan: Any, record: Any) -> None:
     cluster = anyk.clusters.Simulated(N, delays=anyk.delays.TableDelays(wandering(), by="round"))
     verdict = anyk.check(run_of(plan, cluster))
@@ -190,6 +193,7 @@ def test_what_broke_is_what_was_changed(
     assert (verdict.replan is not None) == ("partition=20" in cluster)  # two of six partitions are dear then
 
 
+@pytest.mark.slow
 def test_indistinguishable_delays_and_load_are_one_part(plan: Any, record: Any) -> None:
     _, parts = parts_of(plan, record, "simulated", delays="bimodal:fast=0.5,slow=3,probability=0.2,per=load", seed=4)
     assert set(parts) == {"luck", "times", "steps", "anyk"} and parts["anyk"] == pytest.approx(0.0, abs=1e-6)
@@ -240,6 +244,7 @@ def test_the_record_is_found_again_or_missed_in_a_sentence(record: Any, tmp_path
     assert anyk.check(run_of(drawn_, delays="constant:3", steps=5)).parts is not None
 
 
+@pytest.mark.slow
 def test_a_run_with_a_plan_ends_with_its_check(record: Any, tmp_path: Path) -> None:
     result = invoke("plan", record, "--slope", 0, "--quiet", "-o", tmp_path / "plan.toml", "--resamples", 20)
     assert result.exit_code == 0 and f"plan: {tmp_path / 'plan.toml'}" in result.output

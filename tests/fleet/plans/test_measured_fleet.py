@@ -155,6 +155,7 @@ def test_a_missing_time_is_that_of_its_worker_in_its_round() -> None:
     assert any("120 of 360 times are missing" in assumption for assumption in plan.assumptions)
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_times_of_thirty_workers_may_be_missing() -> None:
     random = np.random.default_rng(0)
     seconds = 1.0 + random.exponential(0.5, (40, 30))
@@ -170,6 +171,7 @@ def test_a_tenth_of_the_times_of_thirty_workers_may_be_missing() -> None:
         anyk.plan(Record(few))
 
 
+@pytest.mark.slow
 def test_slow_links_and_processors_are_told_apart_or_covered() -> None:
     """Worker 3 replies 1 s later. Balance takes its data, which helps little; with parts this is known."""
     random = np.random.default_rng(0)
@@ -191,6 +193,7 @@ def test_slow_links_and_processors_are_told_apart_or_covered() -> None:
         assert promise.low < link.durations(strategy).mean() < promise.high < 1.3
 
 
+@pytest.mark.slow
 def test_the_drivers_own_time_is_part_of_every_promise(tmp_path: Path) -> None:
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     cluster = anyk.cluster(
@@ -213,6 +216,7 @@ def test_the_drivers_own_time_is_part_of_every_promise(tmp_path: Path) -> None:
         assert low <= run.seconds / run.steps <= high, spec
 
 
+@pytest.mark.slow
 def test_workers_that_share_cores_widen_promises() -> None:
     """The driver takes 0.5 s of each step; half of it or twice as much if cores are free or all are busy."""
     times = 1.0 + np.random.default_rng(0).random((60, N))

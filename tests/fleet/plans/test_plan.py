@@ -87,6 +87,7 @@ def test_load_costs_what_the_slope_says() -> None:
         anyk.plan(Record(times), other=loaded)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_means_of_future_runs() -> None:
     """Of 300 records of 100 rounds, correlated by 0.6, the 90 % interval holds the next run's mean in 80 % or more (less 3 %)."""
     random = np.random.default_rng(1)
@@ -124,6 +125,7 @@ def test_wandering_stragglers_a_clean_fleet_and_load_that_costs() -> None:
     assert dear.verdict == "nothing" and dear.best.spec == "uncoded"
 
 
+@pytest.mark.slow
 def test_thin_evidence_and_gains_that_are_not_sure() -> None:
     few = np.ones((8, N))
     few[3, 2] = 4.0  # one stall in eight rounds, in one half only
@@ -140,6 +142,7 @@ def test_thin_evidence_and_gains_that_are_not_sure() -> None:
     assert same_plan == plan and anyk.plan(record(few), slope=0.0, resamples=100, seed=1) != plan
 
 
+@pytest.mark.slow
 def test_what_was_cut_off_never_decides() -> None:
     times = exponential(40) + 0.5
     slow = times > np.sort(times, axis=1)[:, 3:4]
@@ -150,6 +153,7 @@ def test_what_was_cut_off_never_decides() -> None:
     assert unknown.evidence == "none" and unknown.today.seen == 0.0 and "too many times were cut off" in unknown.why
 
 
+@pytest.mark.slow
 def test_strategies_of_users_take_part_and_others_are_not_ranked() -> None:
     @anyk.strategies.register("mine", grid=lambda workers: ("mine:load=2", "mine:load=99"))
     def mine(workers: int, *, load: int = 1) -> Any:
@@ -193,6 +197,7 @@ def test_what_cannot_be_planned(given_: dict[str, Any], why: str) -> None:
         anyk.plan(anyk.delays.parse("exp:mean=1"))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     wandering = np.ones((40, N))
@@ -212,6 +217,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
         assert refused.exit_code == 2 and sentence in refused.output and refused.output.count("\n") == 1, refused.output
 
 
+@pytest.mark.slow
 def test_files_are_written_before_anything_is_printed(tmp_path: Path, monkeypatch: Any) -> None:
     """A reader of the output may stop early, as head does, and the files are there all the same."""
     monkeypatch.chdir(tmp_path)
@@ -228,6 +234,7 @@ def test_files_are_written_before_anything_is_printed(tmp_path: Path, monkeypatc
     assert all(Path(name).stat().st_size for name in written)
 
 
+@pytest.mark.slow
 def test_a_picture_of_a_dense_front_is_readable() -> None:
     plan = anyk.plan(record(1.0 + exponential(40, workers=30)), slope=1.5)
     figure = draw_plan(plan, None)
@@ -240,6 +247,7 @@ def test_a_picture_of_a_dense_front_is_readable() -> None:
     assert not legend.get_window_extent().overlaps(axes.get_tightbbox())
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_needed_is_not_left_out() -> None:
     plan = anyk.plan(record(exponential(20)), today="frc:load=3", slope=0.0, resamples=50)  # 3 does not divide 5
     assert plan.today.spec == "frc:load=3" and plan.advice[0].today is None
@@ -280,6 +288,7 @@ def test_cut_off_times_are_continued_by_laws_and_probed() -> None:
     assert anyk.plan(record(exponential(20)), resamples=20).probe is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "models"), [("frc:load=3", 1), ("m-sgc:B=1,W=2,lambda=2", 2)])
 def test_a_plan_for_a_run_compares_with_the_strategy_of_the_run(spec: str, models: int) -> None:
     """Its replies that came too late were cut off, so that only its own steps were measured, not those of uncoded."""
@@ -307,6 +316,7 @@ def test_a_plan_without_todays_times_promises_no_gain() -> None:
     assert "%" not in plan._repr_html_() and plan.probe is not None and "e+" not in plan.probe
 
 
+@pytest.mark.slow
 def test_several_models_bring_codes_over_rounds_and_limits_hold() -> None:
     """Bursts of one round, four workers: with two models m-sgc is soonest; a limit of memory leaves less."""
     times = np.ones((60, 4))
@@ -320,6 +330,7 @@ def test_several_models_bring_codes_over_rounds_and_limits_hold() -> None:
     assert {choice.memory for choice in lean.candidates} == {0.25} and lean.verdict == "nothing"
 
 
+@pytest.mark.slow
 def test_two_speeds_are_balanced_wandering_stragglers_coded() -> None:
     """Half of six take twice as long, all computing: shares of 2 to 1 take 4/3 in place of 2; and both remedies together."""
     random = np.random.default_rng(0)
@@ -339,6 +350,7 @@ def test_two_speeds_are_balanced_wandering_stragglers_coded() -> None:
     assert both.verdict == "change" and both.best.family in ("frc", "nested", "progress")
 
 
+@pytest.mark.slow
 def test_records_that_tell_too_little() -> None:
     five = anyk.plan(record(exponential(5)), resamples=20)
     assert five.evidence == "thin"
@@ -395,6 +407,7 @@ def test_nothing_printed_is_astronomical(spec: str) -> None:
     assert "e+" not in report
 
 
+@pytest.mark.slow
 def test_a_law_without_computing_advises_no_full_copies() -> None:
     law = anyk.delays.parse("exp:mean=0.5")
     for slope in (None, 0.0):

@@ -113,6 +113,7 @@ def test_gains_over_a_strategy_that_fails_are_lower_bounds() -> None:
     assert any("'uncoded:wait=5' had not reached the target" in assumption for assumption in plan.assumptions)
 
 
+@pytest.mark.slow
 def test_seeds_with_which_todays_strategy_was_given_up_are_told(monkeypatch: Any) -> None:
     monkeypatch.setattr("anyk.fleet.plans.targets._SEED_PATIENCE", 0.01)
     plan = anyk.plan(
@@ -163,6 +164,7 @@ def test_a_promise_of_a_target_is_run_and_checked(plan: Any, tmp_path: Path) -> 
     assert check.measured.steps == slow.steps > 2 * check.promised.steps
 
 
+@pytest.mark.slow
 def test_the_command_line_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = tmp_path / "fleet.npz"
     Record(times(), load=1 / N).save(record)

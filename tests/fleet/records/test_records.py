@@ -23,6 +23,7 @@ def same(one: Record, other: Record) -> bool:
     return alike and names and np.array_equal(one.censored & one.measured, other.censored & other.measured)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 99), st.booleans())
 def test_a_record_is_written_and_read_back(rounds: int, workers: int, seed: int, named: bool) -> None:

@@ -77,6 +77,7 @@ def test_slices_are_those_that_nodes_hold(numbers, nodes, itemsize):
     assert slice_sizes(numbers * itemsize, nodes, itemsize).tolist() == held
 
 
+@pytest.mark.slow
 @given(nodes=st.integers(2, 500), units=st.integers(1, 50))
 def test_uncoded_slices_move_what_a_ring_moves_and_replicas_less(nodes, units):
     network, size = NodeLink(bandwidth=1e9), float(units * 2 * nodes << 20)  # of which each node holds as much

@@ -41,6 +41,7 @@ def test_computing_counts_as_often_as_the_load():
         assert seconds(spec, "all-reduce", compute=0.5) == pytest.approx(seconds(spec, "all-reduce") + 0.5)
 
 
+@pytest.mark.slow
 def test_on_a_fast_network_only_the_waiting_is_left():
     fast = {"network": NodeLink(bandwidth=1e15), "delays": "exp:mean=0.5", "seed": 3}
     row = scale("frc:load=2", parameters=1e3, nodes=(8,), **fast).rows[0]
@@ -52,6 +53,7 @@ def test_on_a_fast_network_only_the_waiting_is_left():
     assert abs(row.waiting_for_all.seconds - expected) < 5 * row.waiting_for_all.error
 
 
+@pytest.mark.slow
 def test_transfers_overlap_waiting_and_take_no_less_than_either():
     for way in ("star", "slices"):
         with_delays = seconds("frc:load=2", way, delays="exp:mean=0.5")
@@ -69,6 +71,7 @@ def test_a_message_that_comes_alone_takes_its_workers_full_time():
     assert seconds("uncoded", "star", **late) == pytest.approx(5.0 + (7 + 1) * vector + 6e-4)
 
 
+@pytest.mark.slow
 def test_a_slow_node_is_felt_where_everybody_reads_from_it():
     plain = {way: seconds("frc:load=2", way) for way in ("star", "slices", "all-reduce")}
     slow = {way: seconds("frc:load=2", way, slow=3.0) for way in plain}
@@ -136,6 +139,7 @@ def test_numbers_of_nodes_without_the_strategy_are_named():
         scale("frk", parameters=1e6, network=GIGABIT)
 
 
+@pytest.mark.slow
 def test_the_ways_that_win_and_json():
     scaling = scale("frc:load=2", parameters=1e7, network=GIGABIT, nodes="2..16", compute=0.12)
     covered = sorted(span for way in ("star", "slices", "all-reduce") for span in scaling.wins(way))

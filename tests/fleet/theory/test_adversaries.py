@@ -41,6 +41,7 @@ def test_no_smaller_set_does_where_the_number_is_exact(decoder: str) -> None:
     assert decoder == "one-step" or threshold.found == "exact"
 
 
+@pytest.mark.slow
 def test_the_answer_of_a_search_is_an_upper_bound_and_says_so() -> None:
     threshold = adversarial_threshold(LARGE, 0.3)
     assert threshold.found == "search" and reached(LARGE, threshold.lost) >= 0.3

@@ -104,6 +104,7 @@ def test_evaluation_and_parameters_of_nnx_are_no_change() -> None:
         train(problem)
 
 
+@pytest.mark.slow
 def test_frozen_parts_that_change_are_refused_in_a_loop() -> None:
     params = product()
     problem = anyk.problems.JaxProblem(by_product, params, (X, y), trainable={"w": True, "fixed": False})
@@ -114,6 +115,7 @@ def test_frozen_parts_that_change_are_refused_in_a_loop() -> None:
         train(problem)
 
 
+@pytest.mark.slow
 def test_other_arrays_than_the_problem_was_made_of_are_refused() -> None:
     model = Net()
     problem = anyk.problems.JaxProblem(by_model, model, (X, y))
@@ -122,6 +124,7 @@ def test_other_arrays_than_the_problem_was_made_of_are_refused() -> None:
         train(problem)
 
 
+@pytest.mark.slow
 def test_params_of_equal_paths_are_each_compared() -> None:
     """Paths are joined by a slash, which a key may have, too."""
     params = {"a": {"b": ONES.copy()}, "a/b": ONES.copy()}
@@ -143,6 +146,7 @@ def test_params_of_equal_paths_are_each_compared() -> None:
     assert remark.startswith("the fixed parameter 'a/b' of params had other numbers")
 
 
+@pytest.mark.slow
 def test_params_of_another_shape_are_refused() -> None:
     params = {"w": ONES.copy(), "fixed": ONES.copy()}
 
@@ -163,6 +167,7 @@ def test_params_of_another_shape_are_refused() -> None:
     assert problem.check_unchanged(begins=True) == []
 
 
+@pytest.mark.slow
 def test_options_of_an_equinox_module_that_change_are_refused() -> None:
     model = Scaled(jnp.ones(3), {"scale": 1.0})
     problem = anyk.problems.JaxProblem(by_model, model, (X, y))
@@ -170,6 +175,7 @@ def test_options_of_an_equinox_module_that_change_are_refused() -> None:
         loop(problem, lambda: model.options.__setitem__("scale", 2.0))
 
 
+@pytest.mark.slow
 def test_arrays_in_a_closure_that_change_are_refused() -> None:
     factor = ONES.copy()
 
@@ -181,6 +187,7 @@ def test_arrays_in_a_closure_that_change_are_refused() -> None:
         loop(problem, lambda: factor.__imul__(2.0))
 
 
+@pytest.mark.slow
 def test_a_loss_changed_between_runs_is_compiled_anew() -> None:
     factor = [1.0]
 
@@ -193,6 +200,7 @@ def test_a_loss_changed_between_runs_is_compiled_anew() -> None:
     assert train(problem).loss == train(anyk.problems.JaxProblem(loss, ONES, (X, y))).loss != first
 
 
+@pytest.mark.slow
 def test_data_of_another_type_that_change_are_refused() -> None:
     targets = y.astype(float)
     problem = anyk.problems.JaxProblem(by_product, product(), (X, targets))
@@ -202,6 +210,7 @@ def test_data_of_another_type_that_change_are_refused() -> None:
         train(problem)
 
 
+@pytest.mark.slow
 def test_the_program_of_a_loss_is_compiled_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     compile_program = jax.stages.Lowered.compile
@@ -212,6 +221,7 @@ def test_the_program_of_a_loss_is_compiled_once_for_all_runs(monkeypatch: pytest
     assert len(compiled) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hoisted", [False, True])
 def test_a_program_that_computes_with_more_is_compiled_anew(hoisted: bool) -> None:
     array, number = np.ones(3, np.float32), [1.0]

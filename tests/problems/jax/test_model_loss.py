@@ -260,6 +260,7 @@ def test_what_cannot_work_is_said_in_a_sentence(loss, options, words):
         JaxProblem(loss, PARAMS, DATA, **options)
 
 
+@pytest.mark.slow
 def test_a_platform_that_is_not_there_is_said():
     parts = JaxProblem(number, PARAMS, DATA, platform="gpu").split(2)
     if jax.default_backend() != "gpu":
@@ -278,6 +279,7 @@ def test_modules_without_arrays_or_with_own_state_are_refused():
             JaxProblem(number, module, DATA)
 
 
+@pytest.mark.slow
 def test_runs_leave_the_arrays_of_a_model_by_their_paths(tmp_path):
     from safetensors.numpy import load_file
 

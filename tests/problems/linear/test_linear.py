@@ -97,6 +97,7 @@ def test_the_objective_is_as_stated(kind: Any) -> None:
     assert model.samples == 30 and model.initial().tolist() == [0.0] * model.dimension
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:column .* holds numbers")
 @every
 @settings(deadline=None, max_examples=40)

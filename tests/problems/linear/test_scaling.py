@@ -272,6 +272,7 @@ def test_columns_that_differ_much_in_size_are_named(tmp_path: Any) -> None:
 # ------------------------------------------------------------------------------------------- large numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [2e15, 2.024e16, 1.7e18, -3e17])
 @pytest.mark.parametrize("store", [np.asarray, sparse.csr_array])
 def test_consecutive_identifiers_do_not_hide_other_columns(first: float, store: Any) -> None:

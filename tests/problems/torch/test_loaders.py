@@ -59,7 +59,7 @@ def reversing(items):
     return torch.stack(x).flip(1), torch.stack(y)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [TensorDataset(X, Y), Items()])
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"drop_last": True, "pin_memory": False}])
 @pytest.mark.parametrize("spec", ["uncoded", "frc:load=2", "cyclic:stragglers=1"])
@@ -71,6 +71,7 @@ def test_a_step_has_the_samples_of_a_batch(data, options, spec):
     assert "of 8 samples a step" in run.notes[0]["text"] and "Sampler is replaced" in run.notes[0]["text"]
 
 
+@pytest.mark.slow
 def test_the_strategys_own_batch_counts():
     loader = DataLoader(TensorDataset(X, Y), batch_size=8)
     for spec in ("uncoded:batch=3", "k-sync:k=2,batch=3", "async:batch=3"):
@@ -80,6 +81,7 @@ def test_the_strategys_own_batch_counts():
     assert trained(whole).model == pytest.approx(trained((X, Y)).model, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_batches_that_cannot_be_shared_are_refused():
     loader = DataLoader(Items(), batch_size=10)
     with pytest.raises(BadInput, match=r"10 samples, which 4 partitions cannot share evenly; .*'uncoded:batch=8'"):
@@ -96,6 +98,7 @@ def test_batches_that_cannot_be_shared_are_refused():
         anyk.race(problem, ["uncoded"], cluster="simulated", workers=4, steps=1, optimizer=GD)
 
 
+@pytest.mark.slow
 def test_collate_fn_and_transforms_are_kept():
     plain = TorchProblem(layer(), nn.CrossEntropyLoss(), (X.flip(1), Y))
     for data in (TensorDataset(X, Y), Items()):
@@ -112,6 +115,7 @@ def test_collate_fn_and_transforms_are_kept():
         assert doubled.split(4).partial_gradient(1, w) == pytest.approx(twice.split(4).partial_gradient(1, w))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [TensorDataset(X, Y), Items()])
 def test_samplers_of_torch_keep_their_meaning(data):
     chosen = [3, 5, 8, 13, 21, 2, 1, 30]
@@ -140,6 +144,7 @@ def test_samplers_of_torch_keep_their_meaning(data):
             assert (trained(loader).model == trained(data, "uncoded:batch=2").model).all()
 
 
+@pytest.mark.slow
 def test_problems_of_loaders_accumulate_and_resume(tmp_path):
     def script(steps):
         module = layer()

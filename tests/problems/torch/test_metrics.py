@@ -71,6 +71,7 @@ def test_a_single_output_predicts_class_1(loss, threshold):
     assert metrics == {"accuracy": pytest.approx(right)} and problem.better == "higher" and 0 < right < 1
 
 
+@pytest.mark.slow
 def test_what_the_loss_does_not_determine_is_its_own_value():
     torch.manual_seed(2)
     X, soft = torch.randn(12, 3, dtype=torch.float64), torch.rand(12, 3, dtype=torch.float64).softmax(dim=1)
@@ -234,7 +235,6 @@ def test_metrics_with_a_state_take_batches_of_different_shapes():
         problem.metrics(problem.initial())
 
 
-@pytest.mark.slow
 def test_metrics_with_a_state_are_computed_in_another_process():
     X, y = classified()
     problem, first = measured(nn.Linear(4, 3), nn.CrossEntropyLoss(), X, y, metrics={"right": Right()})
@@ -250,6 +250,7 @@ def test_metrics_with_a_state_are_computed_in_another_process():
     assert run.metric["value"] == pytest.approx(problem.metrics(run.model)["right"])
 
 
+@pytest.mark.slow
 def test_metrics_of_other_kinds_are_refused_by_name():
     X, y = classified()
 

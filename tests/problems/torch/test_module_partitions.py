@@ -192,6 +192,7 @@ CHUNKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE_MODULES)
 def test_gradients_passed_on_in_pieces_have_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def messages_of() -> list[bytes]:

@@ -137,6 +137,7 @@ def hooked(module, hook):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1", "cyclic:stragglers=1"])
 def test_hooks_see_the_gradient_of_the_step_once(hook, strategy):
@@ -204,6 +205,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1", "cyclic:stragglers=1", "async", "pasgd:tau=2"])
 def test_unused_parameters_are_not_moved(name, strategy):
@@ -216,6 +218,7 @@ def test_unused_parameters_are_not_moved(name, strategy):
     assert not torch.equal(trained.used.weight, module.used.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1"])
 def test_parameters_of_some_partitions_are_trained(name, strategy):
@@ -261,7 +264,7 @@ OWN_OPTIMIZERS = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["uncoded", "cyclic:stragglers=1", "async", "pasgd:tau=2", "diloco"])
 @pytest.mark.parametrize("optimizer", OWN_OPTIMIZERS)
 def test_our_own_optimisers_leave_unused_parameters_alone(optimizer, strategy):
@@ -302,6 +305,7 @@ RESTING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["async:compensate=0.5", "async"])
 @pytest.mark.parametrize("optimizer", RESTING)
 def test_compensated_steps_let_parameters_rest(optimizer, strategy):
@@ -339,6 +343,7 @@ def test_a_gradient_of_zeros_is_a_gradient():
 # ------------------------------------------------------------------------------------------------------------- loops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 4])  # with 4, a step begins with an evaluation where the last one ended
 def test_closures_take_a_round_for_each_evaluation(seed):
     for search in (None, "strong_wolfe"):

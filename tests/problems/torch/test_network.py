@@ -69,6 +69,7 @@ TRAINED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", TRAINED)
 def test_wrapped_modules_are_trained_as_in_plain_torch(made: str) -> None:
     plain, module = TRAINED[made](), TRAINED[made]()

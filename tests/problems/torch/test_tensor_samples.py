@@ -290,6 +290,7 @@ def plain(item):
     return torch.tensor(item[0]), item[1]
 
 
+@pytest.mark.slow
 def test_items_are_transformed_for_training_and_evaluation():
     def of(data, **options):
         torch.manual_seed(0)

@@ -54,6 +54,7 @@ def in_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_parameters, "LARGE", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the system tells the memory of mappings")
 @pytest.mark.usefixtures("in_file")
 def test_parameters_of_large_modules_take_no_memory_between_uses() -> None:
@@ -68,6 +69,7 @@ def test_parameters_of_large_modules_take_no_memory_between_uses() -> None:
     assert resident(problem) > 0  # the file is what was read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [True, False])
 def test_parameters_in_a_file_have_the_same_bits(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     module = Tied()

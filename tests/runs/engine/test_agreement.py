@@ -100,6 +100,7 @@ def test_two_replicas_that_never_agree_end_the_run_and_name_both() -> None:
         trained("frc:load=2,check=1", 6, byzantine=(BAD,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["frc:load=3,check=1", "frc:load=2,check=1", "cyclic:stragglers=2,check=1"])
 def test_a_run_saved_while_messages_are_in_doubt_goes_on_alike(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def driver(saved: list[Any] | None = None) -> Driver:
@@ -216,6 +217,7 @@ def test_rounds_that_cannot_be_checked_are_refused(spec: str, why: str) -> None:
         anyk.strategy(spec, workers=4)
 
 
+@pytest.mark.slow
 def test_search_for_different_messages_scales_with_the_log() -> None:
     work = []
     for steps in (50, 400):

@@ -36,6 +36,7 @@ class Misdealt(Rounds):
         return [command._replace(chunks=tasks)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS)
 def test_coefficients_that_are_not_the_codes_end_the_run(spec: str) -> None:
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")

@@ -98,6 +98,7 @@ def test_values_and_renewed_tensors_reach_every_worker(cluster: Callable[[int], 
     assert run.loss == pytest.approx(float(loss(module(X), y, 0.1 * STEPS).detach()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_loop_continues_with_its_values(tmp_path: Path) -> None:
     expected = train_plainly()
     train_in_rounds("uncoded", anyk.clusters.Simulated(2), steps=3, out=tmp_path / "run")
@@ -135,6 +136,7 @@ def test_a_scheduled_value_is_the_same_on_processes() -> None:
     np.testing.assert_array_equal(*models)
 
 
+@pytest.mark.slow
 def test_values_of_a_jax_loss_travel() -> None:
     jnp = pytest.importorskip("jax.numpy")
 
@@ -262,6 +264,7 @@ def test_parts_of_another_form_in_a_loop_are_refused(change: Callable[[Any], Non
                 change(module)
 
 
+@pytest.mark.slow
 def test_a_loop_says_where_it_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_in_rounds("uncoded", anyk.clusters.Simulated(2), steps=3, out=tmp_path / "run")
     assert "continues" not in capsys.readouterr().err

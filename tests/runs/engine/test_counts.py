@@ -41,6 +41,7 @@ def test_counts_are_those_of_the_receipts_and_of_the_steps(spec: str) -> None:
         run.staleness("other")
 
 
+@pytest.mark.slow
 def test_staleness_of_exponential_workers_is_geometric() -> None:
     """Each next reply is as likely to be anyone's: (1/n) (1 - 1/n)^s with mean n - 1; the mean is
     that of any delays, as all gaps of a worker add up to the run; equal delays give n - 1 always."""

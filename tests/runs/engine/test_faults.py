@@ -111,7 +111,6 @@ def test_an_item_that_cannot_be_read_is_named():
             anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), Unreadable(9))
 
 
-@pytest.mark.slow
 def test_a_first_gradient_that_fails_can_be_spared():
     """Of two replicas of a partition one worker cannot compute it, from the first gradient on."""
     problem = Squares(4, faults={})

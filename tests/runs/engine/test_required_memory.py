@@ -93,7 +93,6 @@ class Peak(Callback):
         self.most = tracemalloc.get_traced_memory()[1]
 
 
-@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize(
@@ -142,7 +141,6 @@ def test_a_run_takes_a_few_vectors_besides_the_optimisers(
     run.close()
 
 
-@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("checkpoint_every", [0.0, 0.05])
@@ -179,7 +177,6 @@ def test_the_states_of_workers_are_foretold(spec: str, vectors: int, checkpoint_
     assert 2 * states < peak.shared_at_end <= peak.need.models + peak.need.replies + 2 * states + SIZE
 
 
-@pytest.mark.slow
 def test_a_run_that_does_not_fit_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyk.runs.engine.required_memory.available_memory", lambda: 20 << 20)
     expected = r"needs about 145 MiB of memory \(models 11 MiB, replies 31 MiB, optimizer 8 MiB, driver 34 MiB, workers"

@@ -101,6 +101,7 @@ def test_killed_and_resumed(spec: str, killed: str, tmp_path: Path) -> None:
             anyk.resume(tmp_path / "run", problem=problem, steps=14)
 
 
+@pytest.mark.slow
 def test_delays_go_on_behind_those_that_were_drawn() -> None:
     """By task, by round (a table's next rows) and of several models, whose rounds are counted and not their steps."""
     table = np.arange(1.0, 41.0)[:, None] * np.ones(4)  # round t takes t + 1 seconds

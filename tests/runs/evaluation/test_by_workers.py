@@ -102,6 +102,7 @@ def test_a_run_for_a_target_ends_where_a_lost_worker_held_data():
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_after_the_run_those_who_say_nothing_are_given_up(monkeypatch):
     monkeypatch.setattr(losses, "_SILENCE", 3.0)
     run = train("k-sync:k=3", lambda: time.sleep(100.0))

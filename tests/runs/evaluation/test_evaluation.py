@@ -63,6 +63,7 @@ def network(data, *, norm=False, held_out=None):
     return anyk.problems.TorchProblem(module, torch.nn.CrossEntropyLoss(), data, held_out=held_out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [False, True])
 def test_the_driver_reads_no_training_items_unasked(norm):
     data, held_out = Counting(), Counting(50)
@@ -332,7 +333,6 @@ def test_aside_another_process_evaluates_and_the_run_is_the_same(tmp_path):
     assert np.array_equal(aside.model, on_driver.model)
 
 
-@pytest.mark.slow
 def test_a_process_that_evaluates_is_replaced_once(tmp_path):
     left = tmp_path / "left"
     left.write_text("x")
@@ -362,7 +362,6 @@ def test_training_goes_on_where_the_process_that_evaluates_dies(tmp_path, cluste
     assert len(left.read_bytes()) == max(0, deaths - 4)  # as a failure, two processes each at two models
 
 
-@pytest.mark.slow
 def test_a_run_for_a_target_ends_where_nothing_can_be_evaluated(tmp_path):
     left = tmp_path / "left"
     left.write_text("x" * 99)

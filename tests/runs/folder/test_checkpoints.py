@@ -151,6 +151,7 @@ def test_a_missing_checkpoint_or_log_is_never_passed_over(tmp_path):
     assert "older checkpoint" not in resumed(without(checkpoints.OLDER))[-1]
 
 
+@pytest.mark.slow
 def test_a_race_tells_of_an_older_checkpoint(tmp_path):
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     anyk.runs.race(problem, ["uncoded"], workers=4, cluster="simulated", steps=4, out=tmp_path / "race").close()

@@ -54,6 +54,7 @@ def test_a_changed_trace_is_refused_by_name(tmp_path):
     assert anyk.replay(tmp_path / "run").model  # which takes times from the log
 
 
+@pytest.mark.slow
 def test_a_digest_is_of_the_data_and_not_of_their_use():
     torch = pytest.importorskip("torch")
     X, y = torch.randn(40, 3), torch.arange(40) % 2
@@ -205,6 +206,7 @@ def test_names_of_files_that_a_spec_cannot_hold_are_refused(tmp_path, monkeypatc
     assert anyk.strategies.strategy(spec, workers=4).spec == spec
 
 
+@pytest.mark.slow
 def test_files_of_a_plug_ins_law_are_found_from_any_folder(tmp_path, monkeypatch):
     """Alone and as the latency of a link, given as a spec or as a value, in a run and in a race."""
     monkeypatch.chdir(tmp_path)

@@ -39,6 +39,7 @@ def events(run, *kinds):
     return run.log.rows(f"SELECT kind, worker FROM events WHERE kind IN ({marks}) ORDER BY seq", kinds)
 
 
+@pytest.mark.slow
 def test_workers_leave_with_notice_stay_away_and_return(tmp_path) -> None:
     """SIGTERM is notice: the task is finished, and another process takes the place. Who is drained stays away."""
     folder, cluster = tmp_path / "run", Processes(5, delays="exp:mean=0.01", seed=1)
@@ -122,6 +123,7 @@ class SlowToLoad(Squares):
             time.sleep(1.0)
 
 
+@pytest.mark.slow
 def test_a_worker_told_to_leave_while_loading_is_replaced(tmp_path) -> None:
     cluster, pids = Processes(3), []
     hear = cluster._hear_helper
@@ -202,6 +204,7 @@ def test_calls_at_the_same_time_drain_all_their_workers(tmp_path) -> None:
             drain(folder, [1])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_starts_with_the_workers_that_are_there(tmp_path, monkeypatch) -> None:
     """Its range is 3 to 6. First all are there, then only four can be started, and then five are to stay away."""
     folder = tmp_path / "run"

@@ -78,6 +78,7 @@ def test_checkpoints_follow_the_umask(tmp_path: Path, umask: int) -> None:
 # ------------------------------------------------------------------------------------------- killed at the start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_a_folder_of_a_run_killed_at_its_start_is_used_again(tmp_path: Path, sent: int) -> None:
     folder = tmp_path / "run"
@@ -96,6 +97,7 @@ anyk.train(problem, "uncoded", "simulated", workers=3, steps=4, out={str(folder)
     assert anyk.verify(folder).whole
 
 
+@pytest.mark.slow
 def test_sigterm_at_the_start_of_the_command_leaves_nothing(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys

@@ -159,6 +159,7 @@ def test_what_a_run_used(folder):
     assert "?: there is no file" in run("verify", folder).output
 
 
+@pytest.mark.slow
 def test_missing_and_damaged_files(folder):
     copy = folder.parent / "whole"
     shutil.copytree(folder, copy)
@@ -186,6 +187,7 @@ def test_missing_and_damaged_files(folder):
     assert "?: not looked at: data set 'test-own' is of a plug-in file" in run("verify", folder).output
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_and_one_that_has_not_ended(tmp_path):
     problem = anyk.problems.ManyProblems([anyk.problems.from_data("synthetic:rows=60,features=4")] * 2)
 

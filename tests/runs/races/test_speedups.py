@@ -46,6 +46,7 @@ def raced() -> Any:
     return anyk.race(PROBLEM, BOTH, seed=3, seeds=3, **SETTING)
 
 
+@pytest.mark.slow
 def test_each_seed_is_the_race_with_that_seed(raced):
     assert [raced.title(one) for one in raced.runs][:3] == [
         f"frc:load=3, seed {3}",
@@ -75,6 +76,7 @@ def test_the_report_has_every_run_and_every_strategy(raced):
     assert coded["speed_up"]["most"] == max(line["speed_up"] for line in report["runs"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(st.none(), st.floats(0.1, 9.0)), min_size=1, max_size=9))
 def test_a_missing_value_is_never_averaged_away(values):
     """The median of times is known only if more than half are (or just half with nothing between), and is theirs."""
@@ -88,6 +90,7 @@ def test_a_missing_value_is_never_averaged_away(values):
         assert sum(value >= late.median for value in defined) + len(values) - len(defined) >= len(values) / 2
 
 
+@pytest.mark.slow
 def test_a_target_that_some_seeds_miss_is_reported_and_counts():
     """With so little time the reference misses it with half of the seeds: the other's speed-ups are bounds."""
     terms = {"workers": 6, "cluster": "simulated", "delays": "exp:mean=1", "seeds": 4, "target": 0.99}
@@ -111,6 +114,7 @@ def test_a_target_that_some_seeds_miss_is_reported_and_counts():
     assert any("target reached with 2 of 4 seeds" in words.get_text() for words in axes.texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [None, 0.9])
 def test_labels_and_table_have_the_same_medians(target):
     terms = {"workers": 6, "cluster": "simulated", "delays": "exp:mean=1", "seeds": 3, "steps": 30, "target": target}
@@ -132,6 +136,7 @@ def test_labels_and_table_have_the_same_medians(target):
         assert (f"{times[1]}x" if times else "1.0x") == cell
 
 
+@pytest.mark.slow
 def test_the_picture_draws_medians_in_bands(raced, tmp_path):
     (axes,) = anyk.views.plot(raced.runs, tmp_path / "a.png", of="loss").axes
     assert len(axes.collections) == 2
@@ -173,6 +178,7 @@ def test_a_race_of_several_seeds_is_a_table_of_numbers(raced, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_race_of_several_seeds_is_a_table_for_latex(tmp_path):
     specs = ["uncoded", "uncoded:wait=4,scaling=marginal", "async:lr_scale=0.1"]
     result = anyk.race(PROBLEM, specs, workers=6, cluster="simulated", delays="exp:mean=1", steps=5, seeds=2)

@@ -40,6 +40,7 @@ def recursion(W: np.ndarray, auxiliary: int, tau: int, rounds: int) -> Any:
     return X[n:].mean(axis=0) if auxiliary else half.mean(axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("auxiliary", [0, 1, 2, 3])
 def test_any_matrix_is_its_recursion_whatever_the_delays(auxiliary: int, tmp_path: Path) -> None:
     for seed, barrier, law in ((1, "local", "exp:mean=1"), (2, "global", "bimodal:fast=0.1,slow=5")):
@@ -49,6 +50,7 @@ def test_any_matrix_is_its_recursion_whatever_the_delays(auxiliary: int, tmp_pat
         assert run.model == pytest.approx(recursion(W, auxiliary, 2, 6), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_two_centres_that_pull_each_other_and_weights_below_0(tmp_path: Path) -> None:
     """Workers 0 and 1 know centre 4, workers 2 and 3 centre 5; the centres overshoot, and average with each other."""
     W = np.eye(6)
@@ -61,6 +63,7 @@ def test_two_centres_that_pull_each_other_and_weights_below_0(tmp_path: Path) ->
     assert run.model == pytest.approx(recursion(W, 2, 1, 7), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_known_schemes_are_special_cases(tmp_path: Path) -> None:
     for alpha in (0.1, 1 / 3):
         spec = f"coop:matrix={saved(tmp_path, elastic(N, alpha))},auxiliary=1,tau=2,batch=3"
@@ -75,6 +78,7 @@ def test_known_schemes_are_special_cases(tmp_path: Path) -> None:
             assert np.array_equal(a.history["seconds"], b.history["seconds"]), special
 
 
+@pytest.mark.slow
 def test_processes_resume_and_replay_come_to_the_same_bits(tmp_path: Path) -> None:
     spec = "coop:matrix=ring,auxiliary=2,batch=3"
     real = trained(spec, cluster="processes", delays="exp:mean=0.01", steps=4)
@@ -91,6 +95,7 @@ def test_processes_resume_and_replay_come_to_the_same_bits(tmp_path: Path) -> No
     assert str(anyk.replay(tmp_path / "run")).endswith("the same bits of model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("auxiliary", [1, 2])
 def test_the_weight_of_a_given_up_node_stays_with_its_readers(auxiliary: int) -> None:
     from anyk.clusters import Outage
@@ -126,6 +131,7 @@ def test_auxiliary_weights_that_cancel_out_are_refused(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- groups, and all now and then
 
 
+@pytest.mark.slow
 def test_one_group_or_all_every_time_is_periodic_averaging() -> None:
     expected = trained("pasgd:tau=3,batch=3", steps=6)
     for spec in ("hierarchical:groups=1,tau=3,every=5,batch=3", "hierarchical:groups=3,tau=3,every=1,batch=3"):
@@ -148,6 +154,7 @@ def test_groups_average_inside_and_at_times_all_together(workers: int, groups: i
     assert zeta(mean) == pytest.approx((every - 1) / every)  # differences between groups are left, the others at 0
 
 
+@pytest.mark.slow
 def test_groups_go_on_without_lost_workers() -> None:
     from anyk.clusters import Outage
 

@@ -446,7 +446,6 @@ ALL = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(5)
 @pytest.mark.parametrize("spec", ALL)
 def test_processes_come_to_the_same_bits_and_replay(spec: str) -> None:
     optimizer = anyk.optimizers.Adam(lr=0.02) if "keep" in spec or "diloco" in spec else GD
@@ -458,7 +457,6 @@ def test_processes_come_to_the_same_bits_and_replay(spec: str) -> None:
     assert real.ledger["dispatched"] == sum(v for k, v in real.ledger.items() if k not in ("dispatched", "unusable"))
 
 
-@pytest.mark.sample(6)
 @pytest.mark.parametrize("spec", [*ALL, "fedbuff:tau=2,k=3", "ad-psgd:tau=2", "pasgd:tau=3,wait=2,cancel=discard,speeds=true",
                                   "compressed:of=(k-async:k=2),by=sign"])  # fmt: skip
 def test_they_survive_outages(spec: str) -> None:

@@ -212,6 +212,7 @@ def test_under_any_events_nothing_stops_and_nothing_counts_twice(
         assert not any(world.used.values())  # everything is fresh
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["k-async", "k-batch-async"])
 @settings(deadline=None, max_examples=100)
 @given(st.integers(1, 9), st.integers(1, 9), st.lists(st.integers(0, 1000), min_size=1, max_size=80))
@@ -249,6 +250,7 @@ def trained(spec: str, *, steps: int = 12, delays: str = "exp:mean=0.3", seed: i
     return anyk.train(problem, spec, cluster, steps=steps, optimizer=anyk.optimizers.GD(lr=0.2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "same",
     [
@@ -268,7 +270,6 @@ def test_k_batch_sync_of_all_is_not_synchronous() -> None:
     assert trained("k-batch-sync:k=8").model.tobytes() != trained("sync").model.tobytes()  # a fast worker counts twice
 
 
-@pytest.mark.sample(5)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "delays", ["exp:mean=1", "shifted-exp:shift=1,mean=1", "pareto:minimum=1,alpha=3", "bimodal:fast=1,slow=7"]
@@ -280,6 +281,7 @@ def test_mean_staleness_under_any_law(delays: str, spec: str, mean: float) -> No
     assert np.mean(run.history["staleness"][1:]) == pytest.approx(mean, abs=P * mean / 400 * 3)
 
 
+@pytest.mark.slow
 def test_stale_gradients_count_less() -> None:
     for rule, weight in (("inverse", lambda s: 1 / max(1, s)), ("sqrt", lambda s: (1 + s) ** -0.5)):
         run = trained(f"async:stale={rule}", steps=60)
@@ -309,6 +311,7 @@ def test_gradients_of_a_model_that_has_moved_far_count_less() -> None:
     assert "same decisions" in str(anyk.replay(run, compute=False))  # the log tells the distances
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", ["k-async:k=3,stale=distance,bound=1", "k-batch-async:k=4,batch=2,cutoff=5", "adasync:interval=1"]
 )
@@ -324,6 +327,7 @@ def test_an_endless_bound_is_plain_async() -> None:
 # ------------------------------------------------------------------------------------------- mini-batches
 
 
+@pytest.mark.slow
 def test_mini_batches_are_unbiased_and_alike_in_replicas() -> None:
     problem = anyk.problems.from_data("synthetic:rows=60,features=5")
     from anyk.clusters import Messages
@@ -343,6 +347,7 @@ def test_mini_batches_are_unbiased_and_alike_in_replicas() -> None:
     assert np.array_equal(gradient, full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["frc:load=2,batch=6", "async:batch=6", "k-batch-sync:k=3,batch=6"])
 def test_mini_batches_replay(spec: str) -> None:
     problem = anyk.problems.from_data("synthetic:rows=60,features=5")
@@ -388,6 +393,7 @@ def test_adasync_grows_k_as_the_loss_falls_and_says_so(base: str) -> None:
     assert "same decisions" in str(anyk.replay(run, compute=False))  # the log tells the losses
 
 
+@pytest.mark.slow
 def test_adasync_saved_and_taken_up_again_goes_on_alike(tmp_path: Any) -> None:
     problem = anyk.problems.from_data("synthetic:rows=400,features=12")
     spec = "adasync:base=k-async,k=1,interval=1,batch=5"
@@ -414,6 +420,7 @@ def test_adasync_out_of_range(options: Any, sentence: str) -> None:
         adasync(8, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["adasync:interval=1", "gradual:every=10,by=2,last=6"])
 def test_growing_from_one_gradient_a_step_it_takes_more(spec: str) -> None:
     """A step of one gradient has a path of its own in the strategy, which is to be left when k grows."""
@@ -469,7 +476,6 @@ def test_compensation_of_sparse_replies_is_that_of_dense_ones() -> None:
 # ------------------------------------------------------------------------------------------- AdaSync's other rules
 
 
-@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("base", ["k-sync", "k-async", "k-batch-sync", "k-batch-async"])
 @pytest.mark.parametrize("rule", ["delays", "noise"])
@@ -486,6 +492,7 @@ def test_the_other_rules_grow_k_and_replay(base: str, rule: str) -> None:
     anyk.testing.check_strategy(strategy(spec, workers=P), steps=30, seed=1)
 
 
+@pytest.mark.slow
 def test_durations_of_tasks_that_were_cut_off_still_count() -> None:
     """Of exponential delays seen only up to the 3rd of 8: product limit and tail give back the mean and the k-th of 8."""
     seen = anyk.strategies.Durations(keep=100_000)
@@ -516,6 +523,7 @@ def test_a_learning_rate_that_falls_holds_k_back() -> None:
     assert last["exponential:start=2.0,decay=0.97"] < last["2.0"]
 
 
+@pytest.mark.slow
 def test_a_k_that_grows_by_plan() -> None:
     run = trained("gradual:base=k-sync,k=2,every=5,by=2,last=7", steps=25)
     counts = [int(count) for count in run.history["replies"][1:]]
@@ -544,6 +552,7 @@ def test_specs_that_mean_nothing(spec: str, sentence: str) -> None:
         strategy(spec, workers=P)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["loss", "noise"])
 def test_the_floor_of_adasync_grows_k_as_the_run_did(rule: str) -> None:
     """On the virtual clock without computing a run is its own floor, also where decisions depend on losses."""
@@ -552,6 +561,7 @@ def test_the_floor_of_adasync_grows_k_as_the_run_did(rule: str) -> None:
     assert run.seconds == run.floor_seconds
 
 
+@pytest.mark.slow
 def test_adasync_learns_from_few_replies_and_many_cut_off() -> None:
     """K-sync with K = 1 of 24 sees one duration a step to its end, and 23 cut off: enough to grow."""
     problem = anyk.problems.from_data("synthetic:rows=400,features=12")

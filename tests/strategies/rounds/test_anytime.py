@@ -67,6 +67,7 @@ def test_a_step_is_the_mean_over_what_was_finished(deadline, counts):
     assert run.ledger["counted"] == steps * sum(count > 0 for count in counts)
 
 
+@pytest.mark.slow
 def test_with_alike_workers_it_is_mini_batch_sgd():
     """All finish everything: the sum over n x parts mini-batches, as uncoded rounds of so many workers draw them."""
     n, parts = 3, 4
@@ -81,6 +82,7 @@ def test_with_alike_workers_it_is_mini_batch_sgd():
     assert np.allclose(full.model, descent.model, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_samples_under_exponential_times_are_the_closed_form():
     """A worker whose parts take X each, X exponential, finishes k of them with probability F(deadline / k)."""
     n, parts, steps, deadline, mean = 20, 6, 50, 1.0, 0.4
@@ -94,6 +96,7 @@ def test_samples_under_exponential_times_are_the_closed_form():
     assert run.seconds == pytest.approx(steps * deadline)
 
 
+@pytest.mark.slow
 def test_every_part_is_as_likely_as_the_others_to_count():
     """So that a slow worker's data is not left out from some part on."""
     parts, steps = 5, 400
@@ -128,6 +131,7 @@ def test_the_deadline_adapts_to_the_workers():
     assert len(notes) == 2 and "waits for all parts" in notes[0] and "adapts" in notes[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["anytime:deadline=0.4,parts=3,batch=4", "anytime:parts=2"])
 def test_a_resumed_run_is_the_uninterrupted_one_and_replays(spec, tmp_path):
     problem = anyk.problems.from_data("synthetic:rows=120,features=4")

@@ -43,6 +43,7 @@ def cuts(run: anyk.Run) -> list[str]:
 # ------------------------------------------------------------------------------------------- shares that are given
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.data())
 def test_codes_with_shares_cut_the_data_once_and_decode_exactly(data: st.DataObject) -> None:
@@ -68,6 +69,7 @@ def test_shares_that_do_not_fit_are_refused(shares: str) -> None:
         anyk.strategy(f"uncoded:shares={shares}", workers=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     ["uncoded:shares=3/1/1/2", "frc:stragglers=1,shares=3/1/1/2", "uncoded:balance=auto", "frc:load=2,balance=auto",
@@ -258,6 +260,7 @@ def test_balance_costs_no_time_per_partition() -> None:
         assert seconds == pytest.approx([0.5] * 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
@@ -305,6 +308,7 @@ def many(spec: str, law: str, steps: int) -> anyk.Run:
     return anyk.train_many(problems, spec, cluster, steps=steps, optimizer=GD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("code", "means"), [("uncoded", "1/0.1/0.1/0.1"), ("frc:stragglers=1", "1/1/0.1/0.1")])
 def test_models_in_turn_are_exact_and_faster_with_balance(code: str, means: str) -> None:
     law, mark = f"hetero:means={means},per=load", "," if ":" in code else ":"
@@ -335,6 +339,7 @@ def test_balanced_mini_batches_of_models_in_turn_by_hand() -> None:
         assert run.models[slot] == pytest.approx(w, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_mini_batches_of_uneven_shares_are_unbiased() -> None:
     """Over many seeds, the mean sum of the shares' mini-batches is the gradient of all data."""
     problem_here = problem()
@@ -354,6 +359,7 @@ def test_mini_batches_of_uneven_shares_are_unbiased() -> None:
         assert np.abs(errors).max() < 4.0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_shares_it_had(tmp_path: Any) -> None:
     law = "hetero:means=0.4/0.1/0.1/0.1,per=load"
     uninterrupted = trained("uncoded:balance=auto", steps=60, delays=law)
@@ -365,6 +371,7 @@ def test_a_resumed_run_goes_on_with_the_shares_it_had(tmp_path: Any) -> None:
     assert resumed.seconds == uninterrupted.seconds
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.integers(2, 8), st.integers(0, 2**31))
 def test_shares_are_the_best_that_whole_partitions_allow(groups: int, seed: int) -> None:
@@ -401,6 +408,7 @@ def planned(times: NDArray[np.float64], **options: Any) -> Any:
     return anyk.plan(anyk.fleet.Record(times, load=1 / times.shape[1]), **options)
 
 
+@pytest.mark.slow
 def test_plans_tell_lasting_slowness_from_stragglers_that_wander() -> None:
     n, rounds = 8, 80
     random = np.random.default_rng(2)

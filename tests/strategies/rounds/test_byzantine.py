@@ -48,6 +48,7 @@ def step_of(made: ByHand, order: Sequence[int], values: Any) -> tuple[int, Combi
 # ------------------------------------------------------------------------------------------- who lies
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.permutations(range(9)), st.sets(st.integers(0, 2), max_size=3), st.floats(-1e12, 1e12))
 def test_replicas_outvote_one_liar_in_each_group(order: list[int], lying: set[int], lie: float) -> None:
@@ -64,6 +65,7 @@ def test_replicas_outvote_one_liar_in_each_group(order: list[int], lying: set[in
     assert not set(used) & byzantine and sorted(worker // 3 for worker in used) == [0, 1, 2]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from([(7, 1, 0), (9, 2, 0), (9, 1, 2), (15, 3, 1)]), st.data())
 def test_cyclic_codes_find_any_liars(size: tuple[int, int, int], data: st.DataObject) -> None:

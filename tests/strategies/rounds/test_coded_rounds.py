@@ -160,6 +160,7 @@ def test_cyclic_steps_at_the_reply_n_less_s(order: list[int], s: int) -> None:
     assert coefficients(running, combine) == pytest.approx(np.ones(9), abs=1e-9)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.permutations(range(12)), st.permutations(range(4)), st.integers(1, 12), st.data())
 def test_relabelled_workers_and_groups_change_nothing(
@@ -280,6 +281,7 @@ def test_conditional_scaling_is_unbiased_over_all_sets(load: int) -> None:
     assert (actual[answered == 10] == 1).all() and (answered == 10).any() == (load == 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["frc:load=2", "frc:load=5", "frc:stragglers=2", "frc:stragglers=1,partitions=7"])
 def test_marginal_scaling_is_unbiased_over_all_sets(spec: str) -> None:
     """Also where groups are of different size: each is scaled by its own chance."""
@@ -706,6 +708,7 @@ class World:
                 self.tell(Reply(self.time, worker, task, chunk))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", RULES)
 @settings(deadline=None, max_examples=40)
 @given(present=st.sets(st.integers(0, WORKERS - 1), min_size=1), actions=actions)

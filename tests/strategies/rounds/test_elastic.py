@@ -35,7 +35,6 @@ def train(strategy: str, outages=(), *, steps: int = 200, problem=PROBLEM, **mor
     )
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "steps"),
@@ -70,6 +69,7 @@ def test_approximate_steps_go_on(strategy: str) -> None:
     assert changing.loss == pytest.approx(fixed.loss, rel=0.1)
 
 
+@pytest.mark.slow
 def test_adacomm_of_a_changing_fleet_by_hand() -> None:
     """Models are weighted by the samples of those who are there, and tau follows the loss of their mean."""
     outages = [*away(0, 20, 4, 5), *away(30, 60, 3), *away(70, 95, 1, 2, 3)]
@@ -83,6 +83,7 @@ def test_adacomm_of_a_changing_fleet_by_hand() -> None:
     assert {len(run.receipt(step).samples) for step in range(1, 61)} >= {3, 4, 5, 6}
 
 
+@pytest.mark.slow
 def test_with_notice_no_step_is_computed_twice() -> None:
     """Without notice the workers that take over begin anew; with it every chunk that is finished counts."""
     outages = [
@@ -147,7 +148,6 @@ def test_dropout_masks_do_not_depend_on_who_is_there() -> None:
     assert np.abs(models[0] - problem.initial()).max() > 1e-3
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "fewest"),
@@ -223,6 +223,7 @@ def test_who_fails_and_leaves_is_replaced_in_the_same_round(strategy: str, order
     assert state.version >= 1, "no step was taken"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_and_replayed_decides_alike(tmp_path) -> None:
     folder = tmp_path / "run"
     cut = anyk.train(
@@ -236,6 +237,7 @@ def test_a_run_that_is_resumed_and_replayed_decides_alike(tmp_path) -> None:
     resumed.close()
 
 
+@pytest.mark.slow
 def test_the_floor_has_the_workers_that_the_run_had(tmp_path) -> None:
     """On the virtual clock a run is its own floor, also if workers come late, leave with notice or stay away."""
     outages = [*away(0, 30, 6, 7), *away(40, 60, 1, notice=3.0), *away(50, 10_000, 2)]
@@ -360,6 +362,7 @@ def test_where_nobody_is_left_no_code_is_said_to_go_on() -> None:
     assert stop.reason.endswith("0 of 4 replies do not give the sum (given up: worker 1, worker 2)")
 
 
+@pytest.mark.slow
 def test_receipts_state_the_fleet_of_their_step() -> None:
     """Who is there when a round starts decides; the numbers are those of the messages that were handed out."""
     run = train("frc:stragglers=2", FLEET, workers=(3, MOST))

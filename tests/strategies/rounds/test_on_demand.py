@@ -116,6 +116,7 @@ def no_endless_loop() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------- a round
 
 
+@pytest.mark.slow
 def test_the_commands_of_a_round() -> None:
     running = ByHand(strategy("nested:stragglers=1", workers=4))
     (dispatch,) = running.start(Fleet(4, (0, 1, 2, 3), 5.0))
@@ -511,7 +512,6 @@ def test_under_any_events_it_keeps_its_word(spec: str, present: set[int], action
             break
 
 
-@pytest.mark.sample(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", RULES)
 @pytest.mark.parametrize("seed", range(4))
@@ -540,6 +540,7 @@ def test_partitions_that_are_told_of_cost_what_others_cost(spec: str) -> None:
     assert run.seconds >= 2 * 0.25
 
 
+@pytest.mark.slow
 def test_what_a_limit_ended_goes_on_bit_for_bit(tmp_path: Any) -> None:
     def trained(name: str, **limits: Any) -> Any:
         cluster = anyk.clusters.Simulated(8, delays=anyk.delays.Exponential(0.3, per="load"), seed=3)

@@ -104,6 +104,7 @@ def test_relearn_0_keeps_what_was_given() -> None:
     assert fed.chunks == before
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_is_replayed_and_resumed_bit_for_bit(tmp_path: Any) -> None:
     spec = "hetero:probability=0.2,load=3,relearn=3"
 
@@ -124,6 +125,7 @@ def test_a_run_that_learns_is_replayed_and_resumed_bit_for_bit(tmp_path: Any) ->
     assert len({receipt.used[0][2] for receipt in receipts}) == 1  # weights 1: what changes is the encoding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "spec",

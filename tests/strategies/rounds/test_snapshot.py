@@ -137,6 +137,7 @@ def test_a_run_is_what_its_formula_says() -> None:
     assert run.ledger["dispatched"] == sum(run.ledger[e] for e in anyk.runs.engine.counts.ENDINGS)
 
 
+@pytest.mark.slow
 def test_no_noise_floor() -> None:
     best = PROBLEM.loss(np.linalg.solve(X.T @ X / 120 + 0.1 * np.eye(3), X.T @ PROBLEM.y / 120))
     excess = {}

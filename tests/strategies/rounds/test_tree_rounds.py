@@ -187,6 +187,7 @@ def test_a_parent_waits_for_its_own_last_partition() -> None:
     assert of(RequestMessage, world.go("progress", 0))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     st.sampled_from(
@@ -318,6 +319,7 @@ TREES = [("tree:children=2,stragglers=1", 6), ("tree:children=3,stragglers=1,can
 kinds = st.sampled_from(["go"] * 9 + ["lost", "joined", "joined", "fail", "gone"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "n"), TREES)
 @settings(deadline=None, max_examples=40, phases=(Phase.explicit, Phase.generate))  # shrinking takes minutes
 @given(actions=st.lists(st.tuples(kinds, st.integers(0, 99)), min_size=20, max_size=80))

@@ -97,6 +97,7 @@ def patterns(rounds: int, workers: int) -> Any:
             yield table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("B", "W", "lam", "n", "jobs"),
     [(1, 2, 1, 2, 3), (1, 2, 2, 3, 2), (1, 3, 1, 2, 3), (2, 3, 1, 2, 2), (1, 2, 1, 3, 3)],
@@ -118,6 +119,7 @@ def test_every_conforming_pattern_is_decoded_in_time(B: int, W: int, lam: int, n
                 assert in_time(f"sr-sgc:B={B},W={W},lambda={lam}", pattern, jobs), pattern
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(1, 3),
@@ -134,6 +136,7 @@ def test_conforming_patterns_of_larger_fleets(B: int, x: int, lam: int, seed: in
     assert in_time(f"sr-sgc:B={B},W={W},lambda={lam},wait={wait}", pattern, jobs)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3), st.integers(2, 5), st.integers(0, 6), st.integers(0, 10_000))
 def test_feasible_waiting_bears_arbitrary_patterns(B: int, W: int, lam: int, seed: int) -> None:
@@ -144,6 +147,7 @@ def test_feasible_waiting_bears_arbitrary_patterns(B: int, W: int, lam: int, see
     assert in_time(f"m-sgc:B={B},W={W},lambda={lam},wait=feasible", pattern, jobs)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(["m-sgc:B=1,W=2,lambda=2", "m-sgc:B=2,W=3,lambda=1", "sr-sgc:B=2,W=3,lambda=3", "sr-sgc:B=1,W=3,lambda=2", "gc:stragglers=1"]),
        st.sampled_from(["all", "minimal", "feasible"]), st.integers(0, 10_000))  # fmt: skip
@@ -199,7 +203,6 @@ def gradient_descent(problem: Any, steps: int, lr: float) -> Any:
     return w
 
 
-@pytest.mark.sample(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["simulated", "processes"])
 @pytest.mark.parametrize(
@@ -240,7 +243,6 @@ def test_a_killed_run_of_several_models_goes_on(spec: str, tmp_path: Any) -> Non
             anyk.resume(tmp_path / "run", steps=12)
 
 
-@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
@@ -329,6 +331,7 @@ def by_definition(pattern: np.ndarray, model: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 3), st.integers(0, 3), st.integers(0, 4), st.integers(0, 10_000), st.floats(0.05, 0.5))
 def test_models_against_their_definition(burst: int, more: int, most: int, seed: int, density: float) -> None:
@@ -374,6 +377,7 @@ ENDING = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.in_process
 @settings(max_examples=12, deadline=None)
 @given(st.integers(2, 9), st.integers(0, 8), st.integers(0, 10_000))
@@ -424,6 +428,7 @@ def rounds_of_jobs(spec: str, table: Any, jobs: int) -> list[int]:
     return ends
 
 
+@pytest.mark.slow
 @pytest.mark.in_process
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(ENDING), st.sampled_from(["", ",late=keep"]), st.integers(0, 10_000))
@@ -453,6 +458,7 @@ class Grouped(Bursty):
         return bool(super()._allows(pattern, row) and not pairs.all(axis=1).any())
 
 
+@pytest.mark.slow
 @pytest.mark.in_process
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 2), st.integers(0, 10_000))
@@ -469,6 +475,7 @@ def test_groups_bear_more_stragglers_than_promised(B: int, x: int, seed: int) ->
     assert waits == 0 and seconds.max() <= 2.0 + 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.in_process
 @pytest.mark.parametrize(
     "spec", ["m-sgc:B=2,W=3,lambda=2,end=decodable", "m-sgc:B=1,W=2,lambda=2,inner=frc", "sr-sgc:B=1,W=2,lambda=4,end=decodable",

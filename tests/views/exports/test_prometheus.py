@@ -43,6 +43,7 @@ class Scraping(anyk.Callback):
         self.found.append((info, scraped(self.metrics)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["agc:load=3,wait=2", "async:lr_scale=0.1"])
 def test_each_scrape_has_the_numbers_of_the_newest_step(metrics, strategy):
     scraping = Scraping(metrics)
@@ -72,6 +73,7 @@ def test_lost_workers_are_counted(metrics):
         assert scraped(metrics)["anyk_worker_losses_total"] == {"0": 0, "1": 1, "2": 0}
 
 
+@pytest.mark.slow
 def test_each_model_and_each_run_of_a_race_has_its_numbers(metrics):
     fleet = anyk.cluster("simulated", workers=6)
     anyk.train_many([PROBLEM] * 2, "frc:load=3", fleet, steps=3, callbacks=[metrics]).close()
@@ -100,6 +102,7 @@ def test_what_cannot_be_served_is_one_sentence(metrics, monkeypatch):
         Metrics(0)
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path):
     words = [
         "train",

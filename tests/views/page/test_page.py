@@ -145,6 +145,7 @@ def test_verdicts_say_what_happened():
         assert departures(run) == [] and "versions old on average" in departures(other)[0]
 
 
+@pytest.mark.slow
 def test_the_verdict_names_the_fastest_and_what_it_traded():
     with anyk.race(PROBLEM, ["uncoded", "frc:load=3", "agc:load=3,wait=2"], workers=6, cluster="simulated",
                    delays="exp:mean=1", steps=20, seed=3) as race:  # fmt: skip
@@ -156,6 +157,7 @@ def test_the_verdict_names_the_fastest_and_what_it_traded():
             assert "frc:load=3" in caveat and "residual" in caveat
 
 
+@pytest.mark.slow
 def test_text_of_runs_stays_text(tmp_path):
     with trained("frc:load=3", steps=3) as run:
         recipe = Recipe(data="</script><img src=x onerror=alert(1)>")
@@ -167,6 +169,7 @@ def test_text_of_runs_stays_text(tmp_path):
     assert "&lt;script&gt;alert(" in page
 
 
+@pytest.mark.slow
 def test_one_file_that_asks_no_host(tmp_path):
     with trained("uncoded", workers=20, steps=50) as run:
         assert run.ledger["dispatched"] > 1000
@@ -196,6 +199,7 @@ def test_a_hundred_thousand_tasks_stay_below_8_mb(tmp_path):
         assert report(run, tmp_path / "run.html").stat().st_size < 8_000_000
 
 
+@pytest.mark.slow
 def test_several_models_have_receipts_of_each(tmp_path):
     with trained("frc:load=3", models=2, steps=4) as run:
         tasks = tasks_of(run)
@@ -203,6 +207,7 @@ def test_several_models_have_receipts_of_each(tmp_path):
         assert "of model" in report(run, tmp_path / "run.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_reported_is_one_sentence(tmp_path, monkeypatch):
     with trained("frc:load=3", steps=2) as run:
         with pytest.raises(anyk.BadInput, match="a report is written as .html, got"):
@@ -216,6 +221,7 @@ def test_what_cannot_be_reported_is_one_sentence(tmp_path, monkeypatch):
             report(run, tmp_path / "run.html")
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path):
     fleet = anyk.cluster("simulated", workers=3)
     anyk.train(PROBLEM, "uncoded", fleet, steps=2, out=tmp_path / "run").close()
@@ -231,6 +237,7 @@ def test_on_the_command_line(tmp_path):
     assert wrong.exit_code == 2 and "is not a run folder" in wrong.output
 
 
+@pytest.mark.slow
 def test_a_page_belongs_into_the_folder_of_its_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fleet = anyk.cluster("simulated", workers=3)
@@ -309,6 +316,7 @@ def test_weights_in_receipts_are_found_by_the_number_of_the_work():
             assert kinds[work][0] == [worker]
 
 
+@pytest.mark.slow
 def test_absent_workers_are_shown_and_counted(tmp_path):
     outages = [anyk.clusters.Outage(4.5, 2, 12.5, notice=1.0), anyk.clusters.Outage(8.5, 5, 1e9, notice=1.0)]
     cluster = anyk.clusters.Simulated(6, delays="constant:1", outages=outages)
