@@ -1,6 +1,6 @@
 """anyk on several machines (cluster ``nodes``) against DistributedDataParallel on gloo, in network namespaces; as root.
 
-    python benchmarks/nodes.py [ROWS] [--nodes 4 8] [--columns star slices] [--rounds 5] [--steps 6]
+    python benchmarks/nodes.py [ROWS] [--nodes 4 8] [--columns star slices] [--rounds 5] [--steps 6] [--network 1gbit]
 
 Machines are namespaces of this one, each with an interface of its own, in each direction limited to 1 Gb/s or not at
 all; "loopback" is one machine, on which all ranks use 127.0.0.1. A rank is started on each as by ssh: with RANK,
@@ -20,7 +20,7 @@ of one flat vector of the same size, with nothing else to do.
 
 Rows (all by default):
 
-- ``steps``: a step of frc:load=2 at 1 Gb/s, and how many vectors the driver sends and receives in it
+- ``steps``: a step of frc:load=2 at 1 Gb/s, or ``--network``, and how many vectors the driver sends and receives in it
 - ``delays``: with exponential delays of 0.5 s, which a rank of DDP sleeps before it computes (the same draws), 8 nodes
 - ``uncoded``: as ``steps``
 - ``loopback``: as ``steps``, both strategies
@@ -417,8 +417,8 @@ def delayed(asked: argparse.Namespace, place: Place, *, size: int, goal: float) 
 
 def row_steps(asked: argparse.Namespace) -> None:
     for ranks in asked.nodes:
-        with Place(ranks, rate=SPEED) as place:
-            compare(asked, place, "1 Gb/s", size=10_000_000, spec="frc:load=2", goal=0.9)
+        with Place(ranks, rate=asked.network) as place:
+            compare(asked, place, asked.network, size=10_000_000, spec="frc:load=2", goal=0.9)
 
 
 def row_delays(asked: argparse.Namespace) -> None:
@@ -687,6 +687,7 @@ def main() -> None:
     options.add_argument("--nodes", nargs="+", type=int, default=[4, 8])
     options.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--network", default=SPEED, metavar="SPEED", help="of links in rows steps, as tc writes it")
     options.add_argument("--steps", type=int, default=6, help="steps of a round")
     options.add_argument("--delayed-steps", type=int, default=20, help="steps of a round with delays")
     asked = options.parse_args()

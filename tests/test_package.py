@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import inspect
+import math
 import os
 import re
 import shutil
@@ -331,13 +332,15 @@ def test_scripts_find_the_tests_of_a_module_or_file(run_tests):
         run_tests.tests_of_name("desings")
 
 
-def test_a_commit_draws_one_in_ten_slow_tests(run_tests, monkeypatch):
-    config = sys.modules["conftest"]
-    tests = [SimpleNamespace(nodeid=f"tests/test_it.py::test_it[{case}]") for case in range(10_000)]
-    of_one, of_other = ({test.nodeid for test in tests if config._is_drawn(test, draw)} for draw in ("one", "another"))
-    for drawn in (of_one, of_other):
-        assert 880 <= len(drawn) <= 1120  # four standard deviations
-    assert 60 <= len(of_one & of_other) <= 140
+def test_a_commit_draws_its_share_of_slow_tests(run_tests, request, monkeypatch):
+    conftest = request.config.pluginmanager.get_plugin(str(ROOT / "conftest.py"))
+    tests = [SimpleNamespace(nodeid=f"tests/test_it.py::test_it[{case}]") for case in range(12_000)]
+    of_one, of_other = (
+        {test.nodeid for test in tests if conftest._is_drawn(test, draw)} for draw in ("one", "another")
+    )
+    share = 1 / conftest.ONE_IN
+    for drawn, chance in ((of_one, share), (of_other, share), (of_one & of_other, share**2)):
+        assert abs(len(drawn) - 12_000 * chance) <= 4 * math.sqrt(12_000 * chance)  # standard deviations
     commands: list[list[str]] = []
     monkeypatch.setattr(run_tests.os, "execv", lambda program, command: commands.append(command))
     for arguments in ([], ["--all"], ["codes"], ["--draw", "one"]):

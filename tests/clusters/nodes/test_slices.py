@@ -71,6 +71,8 @@ class Vectors:
         self.fetched: list[Any] = []
         self.written: list[Any] = []
 
+    def reserve(self, key: Any, first: int, size: int) -> None: ...
+
     def here(self, key: Any) -> bool:
         return key in self.models and key not in self.missing
 
