@@ -51,7 +51,7 @@ DRIVER = "node"
 resource_tracker.ensure_running()
 
 ROOT = Path(__file__).parent
-ONE_IN = 16  # slow tests that a draw chooses
+ONE_IN = 20  # slow tests that a draw chooses
 DATA = Path(os.environ.get("ANYK_DATA", ROOT.parent / "shared" / "data"))
 
 
@@ -68,7 +68,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--draw", metavar="TEXT", help="of the slow tests run one in sixteen, those that TEXT draws")
+    parser.addoption("--draw", metavar="TEXT", help="of the slow tests run one in twenty, those that TEXT draws")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -38,6 +38,7 @@ def shards(folder: Path, order: str, **more: Any) -> Any:
     return write(folder / "held.csv", order, *(columns[name] for name in order.split(",")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order", ["price,rooms,size", "rooms,size,price", "size,rooms,price,label", "size,rooms,price,z"]
 )
@@ -50,6 +51,7 @@ def test_held_out_shards_have_the_columns_of_training_shards(order: str, tmp_pat
     assert train(problem).metric["value"] < 1e-3
 
 
+@pytest.mark.slow
 def test_a_held_out_target_of_another_name_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", "size,rooms,price", A, B, PRICE)
     held = shards(tmp_path, "size,rooms,price")
@@ -60,6 +62,7 @@ def test_a_held_out_target_of_another_name_is_refused(tmp_path: Path) -> None:
         LeastSquares(Shards(str(tmp_path / "train.csv")), X_test=Shards(str(lacking)))
 
 
+@pytest.mark.slow
 def test_held_out_text_in_place_of_numbers_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", "size,rooms,price", A, B, PRICE)
     held = write(tmp_path / "held.csv", "size,rooms,price", A[:3], B[:3], ["1", "x", "2"])
@@ -67,6 +70,7 @@ def test_held_out_text_in_place_of_numbers_is_refused(tmp_path: Path) -> None:
         train(LeastSquares(Shards(str(tmp_path / "train.csv")), X_test=Shards(str(held))), steps=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torch", "jax"])
 def test_networks_read_held_out_shards_by_name(kind: str, tmp_path: Path) -> None:
     write(tmp_path / "train.csv", "size,rooms,price", A, B, PRICE)
@@ -97,6 +101,7 @@ def test_networks_read_held_out_shards_by_name(kind: str, tmp_path: Path) -> Non
     assert next(iter(problem.metrics(w).values())) == pytest.approx(problem.loss(w), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_float_target_beside_a_stored_index_stays_a_float(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     torch = pytest.importorskip("torch")
@@ -156,6 +161,7 @@ def test_points_of_thousands_are_doubted_in_units_and_targets(tmp_path: Path) ->
 # ------------------------------------------------------------------------------------------- new rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["header=no,target=0,columns=2/1", "header=no,target=0,columns=1/2"])
 def test_columns_without_names_are_in_the_order_of_the_file(spec: str, tmp_path: Path) -> None:
     run = train(from_data(f"file:{spec}", file=write(tmp_path / "t.csv", "", PRICE, A, B, A * B), progress=None), 600)
@@ -165,6 +171,7 @@ def test_columns_without_names_are_in_the_order_of_the_file(spec: str, tmp_path:
         run.predict(write(tmp_path / "three.csv", "", A, B, A * B))
 
 
+@pytest.mark.slow
 def test_a_data_frame_is_known_by_its_names() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"size": A, "rooms": B})
@@ -237,6 +244,7 @@ def test_a_data_set_is_of_real_numbers(X: Any, what: str) -> None:
         assemble(X, np.arange(4.0), "regression", test=0.25, seed=0)
 
 
+@pytest.mark.slow
 def test_shards_say_what_one_pass_shows(tmp_path: Path) -> None:
     colours, days = ["red", "blue"] * 20, [20240101 + i % 28 for i in range(40)]
     long = [90071992547409920 + i for i in range(40)]
@@ -291,6 +299,7 @@ def problems_of(file: Path) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learned", [TRUTHS, [1, 0] * 20])
 def test_true_and_false_stand_for_one_and_zero(learned: Any, tmp_path: Path) -> None:
     """In any file of new rows, if all values learned from are such; and in shards as in one file."""
@@ -301,6 +310,7 @@ def test_true_and_false_stand_for_one_and_zero(learned: Any, tmp_path: Path) -> 
         assert run.predict(words) == pytest.approx(run.predict(digits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learned", [[0, 2] * 20, [0.0, 1.0, 0.25, 0.75] * 10, [-1, 1] * 20, [1.0, 0.5] * 20])
 def test_true_and_false_are_no_other_numbers(learned: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "train.csv", "new,size,price", learned, A, PRICE)
