@@ -68,7 +68,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--draw", metavar="TEXT", help="of the slow tests run one in twenty, those that TEXT draws")
+    parser.addoption("--draw", metavar="TEXT", help=f"of the slow tests run one in {ONE_IN}, those that TEXT draws")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -84,10 +84,9 @@ def _is_drawn(item: pytest.Item, draw: str) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the tests that may take longest, so that at the end no process works alone."""
     if draw := config.getoption("draw"):
-        left_out = [item for item in items if item.get_closest_marker("slow") and not _is_drawn(item, draw)]
-        undrawn = set(left_out)
-        items[:] = [item for item in items if item not in undrawn]
-        config.hook.pytest_deselected(items=left_out)
+        left_out = {item for item in items if item.get_closest_marker("slow") and not _is_drawn(item, draw)}
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
     items.sort(key=lambda item: -max([300, *(mark.args[0] for mark in item.iter_markers("timeout") if mark.args)]))
 
 

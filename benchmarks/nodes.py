@@ -29,7 +29,8 @@ Rows (all by default):
   10 s, or its link is down for 10 s; the loss must be that of ``processes``
 - ``slow``: one of 4 nodes computes and sends three times slower (mean delay 0.3 s instead of 0.1 s, a third of 1 Gb/s)
 - ``ray``: a step of frc:load=2 at 1 Gb/s in slices on a Ray cluster of the same machines, over one on ``nodes``
-- ``memory``: 1e8 parameters on 4 nodes of one machine: memory of all processes, at most during steps, over DDP's
+- ``memory``: 1e8 parameters on 4 nodes of one machine: memory of all processes, at most during steps, over DDP's; it is
+  that of the whole computer less what was in use before, so that nothing else may run
 
 Whether other programs disturb the figures is seen from the load, and from the spread. As root they may be given way to:
 ``nice -n -10 python benchmarks/nodes.py``.
@@ -687,7 +688,9 @@ def main() -> None:
     options.add_argument("--nodes", nargs="+", type=int, default=[4, 8])
     options.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--network", default=SPEED, metavar="SPEED", help="of links in rows steps, as tc writes it")
+    options.add_argument(
+        "--network", default=SPEED, metavar="SPEED", help="speed of the links of row steps, as tc(8) writes it"
+    )
     options.add_argument("--steps", type=int, default=6, help="steps of a round")
     options.add_argument("--delayed-steps", type=int, default=20, help="steps of a round with delays")
     asked = options.parse_args()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,8 @@ def changed_files() -> list[str]:
 
 def draw() -> str:
     """Return what draws the slow tests: the commit, so that each draws others; outside of a repository a word."""
+    if shutil.which("git") is None:
+        return "sources"
     shown = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return shown.stdout.strip() or "sources"
 

@@ -346,10 +346,12 @@ def test_a_commit_draws_its_share_of_slow_tests(run_tests, request, monkeypatch)
     for arguments in ([], ["--all"], ["codes"], ["--draw", "one"]):
         monkeypatch.setattr(sys, "argv", ["run_tests.py", *arguments])
         run_tests.main()
-    of_none, of_all, of_names, of_one = commands
-    assert of_none[-2:] == ["--draw", run_tests.draw()]
-    assert "--draw" not in of_all + of_names
-    assert of_one[-2:] == ["--draw", "one"]
+    plain, every, named, drawn_by_one = commands
+    assert plain[-2:] == ["--draw", run_tests.draw()]
+    assert "--draw" not in every + named
+    assert drawn_by_one[-2:] == ["--draw", "one"]
+    monkeypatch.setenv("PATH", "")
+    assert run_tests.draw() == "sources"  # where there is no git
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Puts three nodes of this machine through their failures and tells what held, a line of JSON a check; see test_nodes.py.
 
 Started as three ranks, as ssh would: RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python ranks.py
+[names of checks, or 2/6: every sixth check, from the third on]
 """
 
 from __future__ import annotations
@@ -692,7 +693,7 @@ def main() -> None:
     if NAMESPACES:
         checks[-1:-1] = [link_down_for_8_s, link_down_for_50_s]
     only = sys.argv[1:]
-    if only and "/" in only[0]:  # 2/6: every sixth check, from the third on
+    if only and "/" in only[0]:
         first, step = map(int, only.pop().split("/"))
         checks = checks[first::step]
     while not {0, 1, 2} <= set(hub.nodes):

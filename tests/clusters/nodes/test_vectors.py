@@ -133,8 +133,13 @@ def test_a_large_model_takes_memory_as_its_parts_come(large: int, monkeypatch: p
     states = Segment.create(0, "states")
     store = NodeStore(None, layout)
     store.attach(models, replies, states)
-    written: list[memoryview] = []
-    node = NodeVectors(store, layout, OWN, lambda into, offered, address: written.append(into) or 1, lambda read: None)
+    read: list[int] = []  # bytes
+
+    def begin(into: memoryview, offered: Offered, address: str) -> int:
+        read.append(len(into))
+        return 1
+
+    node = NodeVectors(store, layout, OWN, begin, lambda read: None)
     bounds = [0, 200_000, 500_000, 8 * size]
     three = [
         OfferedPart(first, Offered(b"k%d" % first, last - first, ()), OWN if first else THERE)
@@ -147,8 +152,7 @@ def test_a_large_model_takes_memory_as_its_parts_come(large: int, monkeypatch: p
         if number:
             node.reserve(KEY, three[number].first, three[number].offered.size)
         assert most <= allocated(models) <= most + 2 * page
-    assert [len(into) for into in written] == [200_000]
-    written.clear()
+    assert read == [200_000]
     for segment in (models, replies, states):
         segment.close()
 

@@ -15,7 +15,7 @@ from anyk.base.checks import AtLeastZero, typed
 from anyk.base.errors import SUPERVISED, BadInput, RunFailed, StateLost
 from anyk.base.made_with import MadeWith
 from anyk.base.specs import show_spec
-from anyk.clusters.contract import Envelope, Order
+from anyk.clusters.contract import Envelope
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
@@ -51,7 +51,7 @@ from anyk.clusters.remote.wire import refuse
 from anyk.clusters.remote.workforce import OTHERS
 from anyk.delays import Communication, DelayModel
 from anyk.problems.base import Partitions
-from anyk.protocol import Cut, Dispatch, Layout
+from anyk.protocol import Dispatch, Layout
 
 _TURN = 0.25  # seconds between two looks while the driver waits for nodes
 
@@ -375,10 +375,6 @@ class Nodes(Networked[NodeHandle]):
                 self.send_orders(worker)
 
     # ------------------------------------------------------------------------------------------- news
-
-    def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
-        self._tidy()  # first, so that nodes have freed what is needed no more when they make room for a new model
-        return super().execute(orders)
 
     def poll(self, timeout: float) -> None:
         self._tidy()
