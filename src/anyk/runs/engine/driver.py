@@ -415,8 +415,7 @@ class Driver:
             if self.before_step is not None:
                 self.before_step(StepBegun(full, version + 1, self._now, self._cancelled_now()))
             w, bits = self._updates.result(command) or (None, 0)
-        store = self.cluster.store
-        givers = {message: store.givers(message) for message in full.messages} if self.cluster.in_slices else {}
+        givers = self._givers(full.messages) if self.cluster.in_slices else {}
         self.versions.publish(slot, w)
         self._faults.stepped()
         used = self.ledger.use(full, version)
@@ -425,12 +424,17 @@ class Driver:
         if self.log is not None or self._on_step is not None:
             self._record(full, version + 1, used, bits=bits, givers=givers)
 
+    def _givers(self, messages: Sequence[Place]) -> dict[Place, list[int]]:
+        """Return the workers whose replicas gave each slice of the messages."""
+        store = self.cluster.store
+        return {message: store.givers(message) for message in messages}
+
     def _record(
         self, command: Combine | Mix, version: int, used: Usage, *, bits: int, givers: dict[Place, list[int]]
     ) -> None:
         """Log a new version, and pass it on to whoever follows the steps.
 
-        ``bits``: its digest. ``givers``: the workers whose replicas gave each slice of a message.
+        ``bits``: its digest. ``givers``: by message, as :meth:`_givers` returns them.
         """
         residual, gain, scale = 0.0, 1.0, 1.0
         if isinstance(command, Combine):

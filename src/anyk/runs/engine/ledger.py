@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyk.base.arrays import Vector, Vectors
@@ -302,13 +302,14 @@ class Ledger:
         slot = command.slot
         for message in command.messages if self.gathered else ():
             self.gathered.pop(message, None)
+        keep = set(command.keep) if command.keep else ()
+        if self._log is None and not self._computes:
+            self._count_used(command.messages, keep, slot=slot, version=version)
+            return _UNSEEN
         oldest = total = replies = 0
         used: set[int] = set()
-        keep = set(command.keep) if command.keep else ()
-        batches, counts = self._given, self.counts
-        quick = self._log is None and not self._computes
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
-            batch = batches[task]
+            batch = self._given[task]
             cell = (task - batch.first) * batch.width + chunk
             staleness = version - batch.versions[slot]
             if staleness:
@@ -320,21 +321,31 @@ class Ledger:
                     self._log.reuse(Reuse(slot, version + 1, task, chunk, plain_weight(weight)))
                 continue
             replies += 1
+            used.add(batch.workers[task - batch.first])
+            ending = "late_counted" if staleness else "counted"
             stays = (task, chunk) in keep
-            if quick:
-                batch.status[cell] = KEPT if stays else ENDED
-                batch.left -= not stays
-                if staleness:
-                    counts.late_counted += 1
-                else:
-                    counts.counted += 1
-                if not batch.left:
-                    self._close(batch)
+            self._end(batch, cell, ending, (slot, version + 1, plain_weight(weight)), kept=stays)
+        return Usage(replies, total / max(len(command.messages), 1), oldest, used)
+
+    def _count_used(self, messages: Sequence[Place], keep: Container[Place], *, slot: str, version: int) -> None:
+        """End the chunks of messages that were used, where nothing is computed or logged."""
+        counts = self.counts
+        for task, chunk in messages:
+            batch = self._given[task]
+            cell = (task - batch.first) * batch.width + chunk
+            if batch.status[cell] == KEPT:
+                continue
+            if batch.versions[slot] < version:
+                counts.late_counted += 1
             else:
-                used.add(batch.workers[task - batch.first])
-                ending = "late_counted" if staleness else "counted"
-                self._end(batch, cell, ending, (slot, version + 1, plain_weight(weight)), kept=stays)
-        return _UNSEEN if quick else Usage(replies, total / max(len(command.messages), 1), oldest, used)
+                counts.counted += 1
+            if (task, chunk) in keep:
+                batch.status[cell] = KEPT
+                continue
+            batch.status[cell] = ENDED
+            batch.left -= 1
+            if not batch.left:
+                self._close(batch)
 
     def settle(self, now: float) -> None:
         """End all open chunks at the end of the run."""

@@ -40,6 +40,7 @@ class Versions:
         self.newest: dict[str, int] = dict.fromkeys(layout.slots, 0)
         if warm_start is not None:
             self.newest |= warm_start.versions
+        self.step = self._fewest()  #: number of versions so far of the trained slot that has the fewest
         self.kept: Vectors | None = None  # the newest models, once the cluster is to close
         self._kept_states: dict[str, Vectors] = {}  # with these models
         self._lost: RunFailed | None = None  # why the newest models cannot be had any more
@@ -49,13 +50,8 @@ class Versions:
     def __getitem__(self, slot: str) -> int:
         return self.newest[slot]
 
-    @property
-    def step(self) -> int:
-        """Number of versions so far of the trained slot that has the fewest."""
-        newest = self.newest
-        if len(newest) == 1:
-            return next(iter(newest.values()))
-        return min(map(newest.__getitem__, self._trained))
+    def _fewest(self) -> int:
+        return min(self.newest[slot] for slot in self._trained)
 
     def model(self, slot: str) -> Vector:
         """Return the newest model of a slot."""
@@ -115,6 +111,7 @@ class Versions:
         version = self.newest[slot]
         self._cluster.publish(slot, version + 1, w)
         self.newest[slot] = version + 1
+        self.step = version + 1 if len(self.newest) == 1 else self._fewest()
         if self.carried is not None:  # after it, as the next blank of the store was the model's
             self.carried.attach(slot, version + 1, self.step)
         if self._problem is not None and (slot, version) not in self._pins:
@@ -156,6 +153,7 @@ class Versions:
     def restore(self, newest: Mapping[str, int], vectors: Mapping[str, Vector]) -> None:
         """Restore the vectors that :meth:`vectors` returned, and older versions that tasks under way use."""
         self.newest = dict(newest)
+        self.step = self._fewest()
         keys = [key.split("/") for key in vectors]
         for version, slot in sorted((int(key[2]), key[1]) for key in keys if key[0] == "model"):
             saved = vectors[f"model/{slot}/{version}"]
