@@ -25,12 +25,14 @@ def bare(problem, spec):
     """Median seconds of a step of the bare loop."""
     strategy: Any = anyk.strategy(spec, workers=WORKERS)
     partitions = problem.split(strategy.layout.partitions)
-    messages = Messages(partitions)
+    messages, of_worker = Messages(partitions), []
     work = [Chunk(*row) for row in strategy.code.rows]
     model = np.frombuffer(mmap.mmap(-1, problem.dimension * 8))
 
     def encode(i, buffer):
-        messages.encode(work[i], model, buffer)
+        if not of_worker:  # in a process of its own, as messages are not computed by copies of a process
+            of_worker.append(Messages(partitions))
+        of_worker[0].encode(work[i], model, buffer)
 
     workers = BareWorkers([messages.length(chunk.partitions) for chunk in work], encode)
     optimizer = accelerated()

@@ -80,7 +80,10 @@ class BareWorkers:
         arrived = 0
         while arrived < len(self.buffers):  # all of them: one that is not waited for would be in the next step's way
             select.select([self._back], [], [])
-            for (i,) in struct.iter_unpack("=i", os.read(self._back, 4096)):
+            reports = os.read(self._back, 4096)
+            if not reports:
+                raise RuntimeError("the bare loop's workers have ended")
+            for (i,) in struct.iter_unpack("=i", reports):
                 arrived += 1
                 yield i
 
