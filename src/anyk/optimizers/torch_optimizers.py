@@ -97,10 +97,6 @@ class TorchOptimizer(Optimizer):
                 raise BadInput(f"a torch schedule starts from a learning rate that is a number, got '{self.rate.spec}'")
             object.__setattr__(self, "rate", TorchSchedule(schedule, self.rate.start, self._recipe.small))
 
-    @property
-    def _groups(self) -> TorchGroups | None:
-        return self._recipe.groups
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TorchOptimizer) and self._made_of() == other._made_of()
 
@@ -108,7 +104,7 @@ class TorchOptimizer(Optimizer):
         return hash((self._class, self.lr))
 
     def _made_of(self) -> tuple[Any, ...]:
-        groups = None if self._groups is None else self._groups.given
+        groups = None if self._recipe.groups is None else self._recipe.groups.given
         return self._class, self.lr, self.schedule, self.arguments, self.shapes, groups
 
     @property
@@ -117,7 +113,7 @@ class TorchOptimizer(Optimizer):
 
     @property
     def uniform(self) -> bool:
-        return self._groups is None and self.watches is None
+        return self._recipe.groups is None and self.watches is None
 
     @property
     def vectors(self) -> int:
@@ -136,7 +132,7 @@ class TorchOptimizer(Optimizer):
         name = name_of(self._class, "torch.optim")
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in self.arguments.items()}
         has_text = all(v is None or isinstance(v, (bool, int, float, str, tuple)) for v in values.values())
-        if name is None or not has_text or callable(self.schedule) or self._groups is not None:
+        if name is None or not has_text or callable(self.schedule) or self._recipe.groups is not None:
             return show_spec(self.name, {"method": f"({MADE})"})
         return show_spec(
             self.name, {"method": name} | values | ({"schedule": bracketed(self.schedule)} if self.schedule else {})
@@ -144,38 +140,38 @@ class TorchOptimizer(Optimizer):
 
     def fitted(self, problem: Any) -> Optimizer:
         shapes = getattr(problem, "shapes", None)
-        if shapes is None and self._groups is None:
+        if shapes is None and self._recipe.groups is None:
             return self
         fitted = copy.copy(self)
         fitted.unused = getattr(problem, "unused_parameters", frozenset())
         fitted.shapes = None if shapes is None else list(map(ranked, shapes))
-        if self._groups is not None:
-            fitted._recipe = replace(self._recipe, groups=self._groups.among(problem))
+        if self._recipe.groups is not None:
+            fitted._recipe = replace(self._recipe, groups=self._recipe.groups.among(problem))
         fitted._vectors = fitted._recipe.state_vectors(fitted.shapes or (), self.rate.at(0))
         return fitted
 
     def with_numbers_of(self, optimizer: torch.optim.Optimizer) -> TorchOptimizer:
         """Return this optimiser with the numbers that the groups of the user's have now."""
-        assert self._groups is not None
+        assert self._recipe.groups is not None
         present = copy.copy(self)
-        present._recipe = replace(self._recipe, groups=self._groups.with_numbers_of(optimizer))
+        present._recipe = replace(self._recipe, groups=self._recipe.groups.with_numbers_of(optimizer))
         return present
 
     @property
     def parameters(self) -> Sequence[Any]:
         """The parameters of the user's optimiser in the problem's order, None if it lacks one."""
-        assert self._groups is not None
-        return self._groups.placed
+        assert self._recipe.groups is not None
+        return self._recipe.groups.placed
 
     def start(self, w: Vector) -> State:
         return self.given_state()
 
     def given_state(self) -> State:
-        if self._groups is None:
+        if self._recipe.groups is None:
             return {}
         # a scalar parameter's state looks like a count, but parameters of a problem all have axes
         state: State = {}
-        for key, array in take_state(self._groups.given, self._groups.placed).items():
+        for key, array in take_state(self._recipe.groups.given, self._recipe.groups.placed).items():
             ranked_key = key.removesuffix(":number")
             state[ranked_key if ranked_key.partition(".")[2] in self._vectors else key] = array.copy()
         return state
@@ -233,7 +229,7 @@ class TorchOptimizer(Optimizer):
         if self._class is not torch.optim.SGD or any(group["momentum"] for group in groups):
             lengths = np.diff(ends)
             empty = [not size and 0 <= start <= w.size for size, start in zip(sizes, starts, strict=False)]
-            stepped = range(len(sizes)) if self._groups is None else self._groups.places
+            stepped = range(len(sizes)) if self._recipe.groups is None else self._recipe.groups.places
             fresh = _without_state(state, [i for i in stepped if lengths[i] or empty[i]])
             state |= self._recipe.unfilled_state(
                 dtype=torch.from_numpy(np.empty(0, w.dtype)).dtype,

@@ -168,18 +168,15 @@ class Holding:
     def _take_own(self, number: int, key: bytes) -> bool:
         message = self._own_message(key)
         if message is not None:
-            self._tell_kept(number, message[self._holder.coordinates], key)
+            self._done(number, self._holder.keep(number, message[self._holder.coordinates]), key=key)
         return message is not None
 
     def _collected(self, number: int, complete: bool, key: bytes) -> None:
         del self._collecting[number]
         if complete:
-            self._tell_kept(number, self._holder.room(number), key)
+            self._done(number, self._holder.keep(number, self._holder.room(number)), key=key)
         else:
             self._done(number, NOT_INTACT)
-
-    def _tell_kept(self, number: int, vector: Vector, key: bytes) -> None:
-        self._done(number, self._holder.keep(number, vector), key=key)
 
     # ------------------------------------------------------------------------------------------- steps
 

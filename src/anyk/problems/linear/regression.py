@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 import warnings
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -35,6 +34,7 @@ from anyk.problems.linear.scaling import (
     names_of_columns,
     penalty_factors,
     row_weights,
+    start_in_columns,
     uneven_columns,
 )
 from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
@@ -43,7 +43,6 @@ from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.watch import DATA, REMEDY_OF_PROBLEM, CodeWatch, Computing, rounding, sketch_of_problem
 from anyk.tables import Column, Encoding, are_truths, check_sizes, is_sparse, listed, merged
 
-_ROUNDED = 1e-6  # part of its intercept by which a model may differ from one without
 _SQUARED_IN_SINGLE = 1e12  # larger numbers may have squares whose sum is infinite in single precision
 _BOTH = "give X_test and y_test together, or neither"
 
@@ -146,7 +145,10 @@ class LinearProblem(ProblemAbilities):
             self._hold_out(X_test, y_test, design.shape[1], "X has")
         self.outputs = int(self.classes.size) if self.task == "multiclass" and self.classes is not None else 1
         self.dimension = int(self.X.shape[1]) * self.outputs
-        self._start = None if start is None else self._read_start(start)
+        self._start = None
+        if start is not None:
+            features = int(self.X.shape[1]) - intercept
+            self._start = start_in_columns(start, features, self.outputs, scaling=self.scaling, intercept=intercept)
         self.dtype = np.dtype(self.X.dtype)
         self.penalty = penalty_factors(
             self.l2,
@@ -203,20 +205,11 @@ class LinearProblem(ProblemAbilities):
             raise BadInput(_BOTH)
         if X_test is None:
             return
-        held_out = self._in_order(design_of(X_test, "X_test"), names_of_columns(X_test))
+        held_out = _in_order_of(self.encoding, design_of(X_test, "X_test"), names_of_columns(X_test))
         if held_out.shape[1] != columns:
             raise BadInput(f"X_test has {held_out.shape[1]} columns, {others} {columns}; they must agree")
         self.y_test = self._read_targets(array_of(y_test, "y_test"), held_out.shape[0], "y_test")
         self.X_test = model_columns(held_out, self.scaling, self.intercept)
-
-    def _in_order(self, held_out: Any, names: Sequence[str]) -> Any:
-        """Return held-out rows with the columns of the training rows by name, if both have names."""
-        trained = [column.name for column in self.encoding.columns]
-        if not (names and self.encoding.named) or list(names) == trained:
-            return held_out
-        if sorted(names) != sorted(trained):
-            raise BadInput(f"X_test has the columns {listed(names)}, X has {listed(trained)}; they must agree")
-        return held_out[:, [names.index(name) for name in trained]]
 
     def uneven_columns(self) -> str | None:
         """Return a sentence on columns whose sizes differ by more than a factor of 1,000, unless they are scaled."""
@@ -281,29 +274,6 @@ class LinearProblem(ProblemAbilities):
 
         present = Computing(variables, partial(sketch_of_problem, self))
         return CodeWatch(present, rounding(self.dtype), of="the problem", remedy=REMEDY_OF_PROBLEM)
-
-    def _read_start(self, start: tuple[Any, Any]) -> tuple[Floats, Floats]:
-        """Return initial weights (columns x outputs) and intercepts (outputs,) in the model's columns, after checks."""
-        features = self.X.shape[1] - self.intercept
-        expected = (features, self.outputs), (self.outputs,)
-        if not isinstance(start, tuple | list) or len(start) != 2:
-            raise BadInput(f"start must be a pair of weights and intercepts, got {reprlib.repr(start)}")
-        arrays = [array_of(array, "start") for array in start]
-        shapes = tuple(array.shape for array in arrays)
-        if shapes != expected:
-            raise BadInput(
-                f"start must be weights of shape {expected[0]} and intercepts of shape {expected[1]}, got {shapes[0]} "
-                f"and {shapes[1]}"
-            )
-        if not all(array.dtype.kind in "biuf" and np.isfinite(array).all() for array in arrays):
-            raise BadInput("start must hold finite numbers")
-        if self.scaling is None:
-            weights, intercepts = arrays[0].astype(float), arrays[1].astype(float)
-        else:
-            weights, intercepts = self.scaling.done(*arrays)
-        if not self.intercept and not np.allclose(intercepts, 0.0, atol=_ROUNDED * max(1.0, abs(arrays[1]).max())):
-            raise BadInput("start has intercepts, and the model has none; give intercept=True, or zeros")
-        return weights, intercepts
 
     def initial(self) -> Vector:
         """Return ``start`` in the model's coordinates, or zeros."""
@@ -411,6 +381,16 @@ class LinearProblem(ProblemAbilities):
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         raise NotImplementedError("a linear problem has a metric")
+
+
+def _in_order_of(encoding: Encoding, held_out: Any, names: Sequence[str]) -> Any:
+    """Return held-out rows with the columns of the training rows by name, if both have names."""
+    trained = [column.name for column in encoding.columns]
+    if not (names and encoding.named) or list(names) == trained:
+        return held_out
+    if sorted(names) != sorted(trained):
+        raise BadInput(f"X_test has the columns {listed(names)}, X has {listed(trained)}; they must agree")
+    return held_out[:, [names.index(name) for name in trained]]
 
 
 def ordered_rows(problem: LinearProblem, ends: Ends) -> tuple[Any, Floats, Floats | None]:

@@ -15,6 +15,8 @@ from anyk.base.checks import FiniteNumber, NonnegativeNumber, check_unmasked, ch
 from anyk.base.errors import BadInput
 from anyk.tables import check_sizes, shown
 
+_ROUNDED = 1e-6  # part of its intercept by which a model may differ from one without
+
 
 def design_of(X: Any, name: str) -> Any:
     """Return ``X`` as a finite 2-D array or CSR array of floats; float32 stays, all else becomes float64."""
@@ -305,6 +307,34 @@ def model_columns(X: Any, scaling: Scaling | None, intercept: bool) -> Any:
     from scipy import sparse
 
     return sparse.hstack([X, sparse.csr_array(ones)], format="csr")
+
+
+def start_in_columns(
+    start: object, features: int, outputs: int, *, scaling: Scaling | None, intercept: bool
+) -> tuple[Floats, Floats]:
+    """Return weights (features x outputs) and intercepts (outputs,) in scaled columns; ``start``: in the input's units.
+
+    Raises :class:`~anyk.BadInput` if it is something else.
+    """
+    expected = (features, outputs), (outputs,)
+    if not isinstance(start, tuple | list) or len(start) != 2:
+        raise BadInput(f"start must be a pair of weights and intercepts, got {reprlib.repr(start)}")
+    arrays = [array_of(array, "start") for array in start]
+    shapes = tuple(array.shape for array in arrays)
+    if shapes != expected:
+        raise BadInput(
+            f"start must be weights of shape {expected[0]} and intercepts of shape {expected[1]}, got {shapes[0]} "
+            f"and {shapes[1]}"
+        )
+    if not all(array.dtype.kind in "biuf" and np.isfinite(array).all() for array in arrays):
+        raise BadInput("start must hold finite numbers")
+    if scaling is None:
+        weights, intercepts = arrays[0].astype(float), arrays[1].astype(float)
+    else:
+        weights, intercepts = scaling.done(*arrays)
+    if not intercept and not np.allclose(intercepts, 0.0, atol=_ROUNDED * max(1.0, abs(arrays[1]).max())):
+        raise BadInput("start has intercepts, and the model has none; give intercept=True, or zeros")
+    return weights, intercepts
 
 
 def in_units(w: object, outputs: int, intercept: bool, scaling: Scaling | None) -> tuple[Floats, Floats]:
