@@ -56,7 +56,7 @@ DATA = Path(os.environ.get("ANYK_DATA", ROOT.parent / "shared" / "data"))
 
 
 def _all_slow(path: Path) -> bool:
-    """Return whether a file marks all of its tests as slow."""
+    """Return whether a file marks all of its tests as slow, which a quick run leaves out."""
     return path.suffix == ".py" and any(
         line.startswith("pytestmark") and "mark.slow" in line for line in path.read_text(encoding="utf-8").splitlines()
     )
@@ -76,6 +76,11 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return draw and f"one in {ONE_IN} slow tests, drawn by {draw}: scripts/test --all runs all of them"
 
 
+def _may_be_left_out(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("slow")
+    return mark is not None and not mark.kwargs.get("always")
+
+
 def _is_drawn(item: pytest.Item, draw: str) -> bool:
     """Return whether a text draws a test; the same text draws the same tests on every machine."""
     return int.from_bytes(blake2b(f"{draw} {item.nodeid}".encode()).digest()) % ONE_IN == 0
@@ -84,7 +89,7 @@ def _is_drawn(item: pytest.Item, draw: str) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the tests that may take longest, so that at the end no process works alone."""
     if draw := config.getoption("draw"):
-        left_out = {item for item in items if item.get_closest_marker("slow") and not _is_drawn(item, draw)}
+        left_out = {item for item in items if _may_be_left_out(item) and not _is_drawn(item, draw)}
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=list(left_out))
     items.sort(key=lambda item: -max([300, *(mark.args[0] for mark in item.iter_markers("timeout") if mark.args)]))

@@ -92,6 +92,7 @@ def test_only_bytes_of_the_own_program_are_unpickled() -> None:
     assert passed_on | using({""}, {"Unpickler"}) == set(UNPICKLES)
 
 
+@pytest.mark.slow(always=True)
 def test_modules_are_imported_only_if_user_or_driver_name_them() -> None:
     assert using({"", "importlib", "util", "runpy"}, IMPORTING) == set(IMPORTS)
 

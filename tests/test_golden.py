@@ -8,6 +8,7 @@ from anyk.protocol import Note
 SEEDS = [f" seed={seed}" for seed in golden.SEEDS]
 
 
+@pytest.mark.slow(always=True)
 @pytest.mark.parametrize(
     ("part", "least"),
     [

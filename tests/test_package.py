@@ -98,6 +98,7 @@ def code_blocks():
             yield pytest.param("\n".join(blocks), id=path.name)
 
 
+@pytest.mark.slow(always=True)
 @pytest.mark.parametrize("code", list(code_blocks()))
 def test_the_docs_code_runs(code, tmp_path, programs):
     """The Python blocks of a page, in order, as one script."""
@@ -290,6 +291,7 @@ def test_the_script_is_installed():
     assert shutil.which("anyk", path=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
 
 
+@pytest.mark.slow(always=True)
 def test_only_the_log_speaks_sql():
     statement = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|CREATE) ")
     statements = []
@@ -359,6 +361,7 @@ def test_slow_tests_that_are_not_drawn_are_deselected(tmp_path):
     (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "test_both.py").write_text(
         "import pytest\n\n\n@pytest.mark.slow\n@pytest.mark.parametrize('case', range(100))\ndef test_slow(case): ...\n"
+        "\n\n@pytest.mark.slow(always=True)\n@pytest.mark.parametrize('case', range(100))\ndef test_always(case): ...\n"
         "\n\n@pytest.mark.parametrize('case', range(100))\ndef test_quick(case): ...\n"
     )
     command = [
@@ -380,9 +383,9 @@ def test_slow_tests_that_are_not_drawn_are_deselected(tmp_path):
         for draw in ((), ("--draw", "one"), ("--draw", "two"))
     }
     every, one, two = ({line for line in lines if "::" in line} for lines in shown.values())
-    assert len(every) == 200
+    assert len(every) == 300
     for drawn in (one, two):
-        assert sum("test_quick" in name for name in drawn) == 100
+        assert sum("test_quick" in name for name in drawn) == sum("test_always" in name for name in drawn) == 100
         assert 1 <= sum("test_slow" in name for name in drawn) <= 25
     assert one != two
 

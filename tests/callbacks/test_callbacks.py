@@ -109,6 +109,7 @@ def test_early_stopping_goes_on_where_a_resumed_run_stood(tmp_path):
     assert run.steps == uninterrupted.steps == 5 and resumed.best == stop.best == 4
 
 
+@pytest.mark.slow
 def test_early_stopping_judges_each_run_of_a_race_by_itself():
     stop = EarlyStopping(1)
     race = anyk.race(

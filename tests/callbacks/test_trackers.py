@@ -37,6 +37,7 @@ def test_mlflow_reads_what_was_written(tmp_path, monkeypatch):
     assert [one.step for one in client.get_metric_history(failed.info.run_id, "residual")] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_address_that_mlflow_refuses_is_named_in_a_sentence(monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     with pytest.raises(anyk.BadInput, match="^MLflow cannot log to 'nowhere:/x': .*; on disk it logs to a database"):

@@ -81,6 +81,7 @@ def test_a_gradient_that_changes_its_data_is_named(cluster: str, how: str) -> No
     assert problem.X.flags.writeable and problem.y.flags.writeable
 
 
+@pytest.mark.slow
 def test_memory_to_compute_in_stays_writable() -> None:
     runs = [anyk.train(Problem(""), "uncoded", name, workers=2, steps=3) for name in ("simulated", "processes")]
     assert np.array_equal(runs[0].model, runs[1].model)

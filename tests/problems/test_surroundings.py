@@ -201,6 +201,7 @@ def test_the_default_type_of_numbers_reaches_workers() -> None:
 CLUSTERS = (anyk.clusters.Simulated, anyk.clusters.Processes)
 
 
+@pytest.mark.slow
 def test_a_data_set_of_ones_own_generator_still_trains_uncoded() -> None:
     class Noisy(torch.utils.data.Dataset):  # type: ignore[type-arg]
         def __init__(self) -> None:

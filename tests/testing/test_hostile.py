@@ -58,6 +58,7 @@ def test_every_strategy_and_code_is_in_the_net():
     assert covered == named - {"matrix"} | {"agc"}  # a matrix needs its file: tests/codes/test_file_code.py
 
 
+@pytest.mark.slow(always=True)
 @pytest.mark.parametrize("seeds", ["few", pytest.param("more", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
 def test_hostile_schedules_break_no_rule(spec, workers, seeds):

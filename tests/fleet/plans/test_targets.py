@@ -80,6 +80,7 @@ def test_seconds_to_the_target_are_those_of_training(plan: Any) -> None:
         assert sum(within) >= 4, (one.spec, one.arrival)
 
 
+@pytest.mark.slow
 def test_every_strategy_has_a_learning_rate_of_its_own(plan: Any) -> None:
     """At the rate of uncoded, asynchronous SGD does not come there in ten times the time that it takes at its own."""
     rates = {one.family: one.learning_rate for one in plan.candidates}

@@ -58,6 +58,7 @@ def test_it_learns_what_a_linear_model_cannot() -> None:
     assert accuracy[0] > 0.9 and accuracy[1] < 0.7, accuracy
 
 
+@pytest.mark.slow
 def test_equal_on_both_clusters() -> None:
     problem = anyk.problems.from_data("digits", model="two-layer:hidden=6")
     assert problem.recipe() == {"data": "digits", "model": "two-layer:hidden=6"}

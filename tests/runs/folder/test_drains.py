@@ -88,6 +88,7 @@ def test_workers_leave_with_notice_stay_away_and_return(tmp_path) -> None:
     resumed.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_finish_in_time_is_ended(monkeypatch) -> None:
     """Worker 1 is frozen in the middle of its task, which the round needs; its notice is up after 0.3 s."""
     monkeypatch.setattr("anyk.clusters.remote.workforce.NOTICE", 0.3)
