@@ -90,7 +90,6 @@ def windows(folder, steps, count, found):
         process.send_signal(signal.SIGCONT)
         process.terminate()
         process.wait()
-    steps.over = True
     found["step"] += means[::2]
     found["ratio"] += [2 * means[i] / (means[i - 1] + means[i + 1]) for i in range(1, len(means), 2)]
     seen += [tuple(map(float, line.split())) for line in reader.stdout]
@@ -101,13 +100,21 @@ def windows(folder, steps, count, found):
                 found["delay"].append(first - steps.at[number])
 
 
+def follow(folder, steps, count, found):
+    """Measure beside the run, which ends with it, also if it fails."""
+    try:
+        windows(folder, steps, count, found)
+    finally:
+        steps.over = True
+
+
 def main():
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     delays = sys.argv[2] if len(sys.argv) > 2 else "none"
     problem = anyk.problems.from_data("synthetic:rows=64000,features=400")
     steps, found = Steps(), {"step": [], "ratio": [], "share": [], "delay": []}
     with tempfile.TemporaryDirectory() as folder:
-        reader = threading.Thread(target=windows, args=(folder, steps, count, found))
+        reader = threading.Thread(target=follow, args=(folder, steps, count, found))
         reader.start()
         anyk.train(
             problem, "frc:load=2", anyk.cluster("processes", workers=WORKERS, delays=delays, seed=1), evaluate="none",
