@@ -1,7 +1,11 @@
 """What messages are made of, on both sides of a cluster."""
 
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +43,52 @@ def test_digests_notice_signs_order_and_infinite_values(size: int, dtype: str) -
         wrong[position] = value
         assert inspect_message(wrong)[0] == f"not finite ({value_name})"
     assert inspect_message(np.full(size, np.finfo(dtype).max))[0] is None  # though its sums are not finite
+
+
+LOADING_FORKS = """
+import os
+import sys
+import anyk
+from anyk.testing import Squares
+
+
+class Partitions:
+    def __init__(self, squares):
+        self.squares, self.sizes = squares, squares.sizes
+        self.dimension, self.dtype = squares.dimension, squares.dtype
+
+    def load(self, partitions):
+        if 1 in partitions:
+            os.fork()
+
+    def support(self, partitions):
+        return None
+
+    def partial_gradient(self, partition, w):
+        return self.squares.partial_gradient(partition, w)
+
+
+class Forking(Squares):
+    def split(self, partitions, shares=None):
+        return Partitions(super().split(partitions, shares))
+
+
+if __name__ == "__main__":
+    run = anyk.train(Forking(4), "uncoded", anyk.cluster(sys.argv[1], workers=4), optimizer="gd:lr=0.3", steps=8)
+    print(run.steps, run.loss == anyk.train(Squares(4), "uncoded", workers=4, optimizer="gd:lr=0.3", steps=8).loss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["simulated", "processes"])
+def test_a_child_that_loading_leaves_is_no_second_worker(cluster: str, tmp_path: Path) -> None:
+    """It ends with its first gradient, so that nothing is computed, sent or printed twice."""
+    script = tmp_path / "script.py"
+    script.write_text(LOADING_FORKS)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), cluster]
+    done = subprocess.run(command, check=True, timeout=250, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["8", "True"]
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

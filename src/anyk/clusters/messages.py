@@ -128,6 +128,9 @@ class Messages:
     """Encodes the messages of a problem's partitions, and adds them up.
 
     ``together``, ``epochs``: see :class:`~anyk.protocol.Layout`. ``first``: the number of the first partition.
+
+    It belongs to the process that made it. A copy of that process, as a user's function makes it that forks, ends when
+    it has computed: there would be two of the same worker.
     """
 
     def __init__(
