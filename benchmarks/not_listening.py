@@ -53,8 +53,10 @@ def stopped_at_random(spec, seed):
         if driver.step == 1:
             stopper.start()
 
-    run = anyk.train(problem, spec, cluster, optimizer=accelerated(), steps=STEPS, callbacks=[Watching(watch)])
-    over.set()
+    try:
+        run = anyk.train(problem, spec, cluster, optimizer=accelerated(), steps=STEPS, callbacks=[Watching(watch)])
+    finally:
+        over.set()
     stopper.join()
     time.sleep(0.1)
     return run, len(down)

@@ -127,11 +127,7 @@ class LinearProblem(ProblemAbilities):
             _check_arrays(y, X_test, fill)
             self.uneven = build_split(split, None if self.labelled else "regression has numbers to predict")
             design = design_of(X, "X")
-            names = names_of_columns(X)
-            if names:
-                truths = [not is_sparse(design) and are_truths(design[:, i]) for i in range(len(names))]
-                columns = [Column(name, truth=truth) for name, truth in zip(names, truths, strict=True)]
-                self.encoding = Encoding(tuple(columns), named=True)
+            self.encoding = _encoding_of(X, design)
             self.samples = int(design.shape[0])
             self.classes = self._read_classes(classes)
             self.y = self._read_targets(array_of(y, "y"), self.samples, "y")
@@ -381,6 +377,15 @@ class LinearProblem(ProblemAbilities):
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         raise NotImplementedError("a linear problem has a metric")
+
+
+def _encoding_of(X: Any, design: Any) -> Encoding:
+    """Return the columns of a table by their names; of an array without names an empty encoding."""
+    names = names_of_columns(X)
+    if not names:
+        return Encoding()
+    truths = [not is_sparse(design) and are_truths(design[:, i]) for i in range(len(names))]
+    return Encoding(tuple(Column(name, truth=truth) for name, truth in zip(names, truths, strict=True)), named=True)
 
 
 def _in_order_of(encoding: Encoding, held_out: Any, names: Sequence[str]) -> Any:
