@@ -77,8 +77,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def _may_be_left_out(item: pytest.Item) -> bool:
-    mark = item.get_closest_marker("slow")
-    return mark is not None and not mark.kwargs.get("always")
+    """Return whether a test is slow without ``always``; of one that always runs, cases can be marked as slow."""
+    return any(not mark.kwargs.get("always") for mark in item.iter_markers("slow"))
 
 
 def _is_drawn(item: pytest.Item, draw: str) -> bool:

@@ -362,6 +362,8 @@ def test_slow_tests_that_are_not_drawn_are_deselected(tmp_path):
     (tmp_path / "test_both.py").write_text(
         "import pytest\n\n\n@pytest.mark.slow\n@pytest.mark.parametrize('case', range(100))\ndef test_slow(case): ...\n"
         "\n\n@pytest.mark.slow(always=True)\n@pytest.mark.parametrize('case', range(100))\ndef test_always(case): ...\n"
+        "\n\n@pytest.mark.slow(always=True)\n@pytest.mark.parametrize('case', [pytest.param(n, marks=pytest.mark.slow) for"
+        " n in range(100)])\ndef test_cases_of_it(case): ...\n"
         "\n\n@pytest.mark.parametrize('case', range(100))\ndef test_quick(case): ...\n"
     )
     command = [
@@ -383,10 +385,11 @@ def test_slow_tests_that_are_not_drawn_are_deselected(tmp_path):
         for draw in ((), ("--draw", "one"), ("--draw", "two"))
     }
     every, one, two = ({line for line in lines if "::" in line} for lines in shown.values())
-    assert len(every) == 300
+    assert len(every) == 400
     for drawn in (one, two):
         assert sum("test_quick" in name for name in drawn) == sum("test_always" in name for name in drawn) == 100
         assert 1 <= sum("test_slow" in name for name in drawn) <= 25
+        assert 1 <= sum("test_cases_of_it" in name for name in drawn) <= 25
     assert one != two
 
 
